@@ -103,7 +103,7 @@ sparsecore-table: setup  ## regenerate docs/sparsecore_operations.md from compil
 composition-table: setup  ## regenerate docs/composition.md from the tests' programs
 	$(RUN) tools.composition_table
 
-rules-table: setup  ## regenerate docs/rules.md and the rules in docs/checking.md and docs/verdict.schema.json
+rules-table: setup  ## regenerate docs/rules.md, and the rules and kinds in docs/checking.md, docs/explain.md and their schemas
 	$(RUN) tools.rules_table
 
 layout-drawings: setup  ## regenerate docs/layouts.md and its pictures

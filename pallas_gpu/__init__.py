@@ -99,6 +99,7 @@ from pallas_gpu.primitives.devices.peers import *
 from pallas_gpu.primitives.grids.griddepcontrol import *
 from pallas_gpu.primitives.grids.launch_control import *
 from pallas_gpu.primitives.inline import *
+from pallas_gpu.primitives.moves.lanes import *
 from pallas_gpu.primitives.mbarrier import *
 from pallas_gpu.primitives.registers import *
 from pallas_gpu.primitives.sync.delay import *

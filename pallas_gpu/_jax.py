@@ -65,6 +65,8 @@ Effect = jex_core.Effect
 # Of foreign calls with side effects. It can be exported, which others cannot.
 FfiEffect = _ffi.FfiEffect
 ReadEffect = _state_types.ReadEffect
+# Of what depends on the position on an axis.
+NamedAxisEffect = _core.NamedAxisEffect
 ShapedArray = jax.core.ShapedArray
 # The class of arrays that are not traced.
 ArrayImpl = _array.ArrayImpl

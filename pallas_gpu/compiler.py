@@ -24,16 +24,15 @@ NVIDIA's are:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pallas_gpu import arch, errors
 from pallas_gpu.emitters import module as emission
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context, launch, machine, scratch, unchecked
 from pallas_gpu.lowering.machine import Build
@@ -192,23 +191,7 @@ LOWERED = "barriers"
 TEXTS: tuple[str, ...] = tuple(name for stage in STAGES for name in stage.texts)
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Python's garbage collector does not run inside.
-
-    Most of what lowering makes lives until it ends. To visit it meanwhile, again and
-    again, took a tenth of the time that a large kernel takes.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_without_collections()
+@scope.without_collections()
 def run(
     build: Build,
     *,

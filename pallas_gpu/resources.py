@@ -252,14 +252,9 @@ def scopes(jaxpr: Any) -> list[Site]:
     return [site for site in walk(jaxpr) if site.op.primitive is run_scoped_p]
 
 
-def barriers_of(site: Site, in_warp: bool = False) -> Iterator[tuple[BarrierKey, Any]]:
-    """Yields the barriers that a scope declares, and their types.
-
-    Args:
-      site: the scope.
-      in_warp: whether a warp enters the walked jaxpr.
-    """
-    in_warp = in_warp or site.is_inside(warp_map_p)
+def barriers_of(site: Site) -> Iterator[tuple[BarrierKey, Any]]:
+    """Yields the barriers that a scope declares, and their types."""
+    in_warp = site.is_inside(warp_map_p)
     for i, ref in enumerate(site.op.made):
         if ref.aval.memory_space is types.BARRIERS:
             yield BarrierKey(site.eqn, i, in_warp), ref.aval

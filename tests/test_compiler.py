@@ -43,7 +43,7 @@ def make(semantics, **options):
 
 
 def build_of(semantics) -> Build:
-    (params,) = offline._kernels(make(semantics), (TYPE,), arch.SM_90A)
+    (params,) = offline.kernels_called(make(semantics), (TYPE,), arch.SM_90A)
     return Build(params, arch.SM_90A)
 
 

@@ -219,7 +219,7 @@ def test_a_kernel_has_scratch_only_if_its_code_uses_it(semantics):
 
     for body, expected in ((within_warps, 0), (across_warps, 2048)):
         function = under(semantics, make(body))
-        (params,) = offline._kernels(function, (numbers(),), arch.SM_90A)
+        (params,) = offline.kernels_called(function, (numbers(),), arch.SM_90A)
         assert compiler.lower(params, arch.SM_90A).plan.scratch_bytes == expected
 
 

@@ -132,6 +132,7 @@ ARGUMENTS: dict[str, Reasons] = {
     "SMEM": _TMEM_ALONE,
     "REGS": {**_TMEM_ALONE, **_SMEM_ALONE},
     "TMEM": _SMEM_ALONE,
+    "loop": _new("loads are copies ahead, as of Triton's `tl.range`", "num_stages"),
     "semaphore_signal": _new("as of `pl.semaphore_signal`", "device_id_type"),
     "SemaphoreSignal": _default("None, this device; required upstream", "device_id"),
     # Copies and barriers

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules in docs/checking.md, their kernels in docs/rules.md, and their schema."""
+"""The rules in docs/checking.md, their kernels in docs/rules.md, and their schema.
+
+Likewise the kinds of what `explain` finds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 import re
 import textwrap
 
+from pallas_gpu.explanation.findings import KINDS
 from pallas_gpu.findings import RULES
 from tests.support import rule_kernels
 from tools.source_tree import ROOT
@@ -15,6 +19,8 @@ from tools.source_tree import ROOT
 PAGE = ROOT / "docs/checking.md"
 KERNELS = ROOT / "docs/rules.md"
 SCHEMA = ROOT / "docs/verdict.schema.json"
+EXPLAIN_PAGE = ROOT / "docs/explain.md"
+EXPLAIN_SCHEMA = ROOT / "docs/explain.schema.json"
 _TABLE = re.compile(r"(?<=<!-- rules -->\n).*(?=<!-- end of rules -->)", re.DOTALL)
 
 
@@ -95,7 +101,23 @@ def schema() -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
+def explain_page() -> str:
+    """docs/explain.md with the table as it is to be."""
+    rows = "".join(f"| `{kind.id}` | {kind.meaning} |\n" for kind in KINDS)
+    table = f"| kind | meaning |\n|---|---|\n{rows}"
+    return _TABLE.sub(lambda _: table, EXPLAIN_PAGE.read_text(encoding="utf-8"))
+
+
+def explain_schema() -> str:
+    """docs/explain.schema.json with the ids as they are to be."""
+    found = json.loads(EXPLAIN_SCHEMA.read_text(encoding="utf-8"))
+    found["$defs"]["kind"]["enum"] = [kind.id for kind in KINDS]
+    return json.dumps(found, indent=2) + "\n"
+
+
 if __name__ == "__main__":
+    EXPLAIN_PAGE.write_text(explain_page(), encoding="utf-8")
+    EXPLAIN_SCHEMA.write_text(explain_schema(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     KERNELS.write_text(kernels(), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")

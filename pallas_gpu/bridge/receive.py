@@ -121,7 +121,7 @@ def _on_gpu(default: Any, ctx: Any, *operands: Any, **params: Any) -> Any:
 def _override(primitive: Any) -> None:
     _jax.override_lowering(primitive, "cpu", _on_cpu)
     _jax.override_lowering(primitive, "cuda", _on_gpu)
-    call.register_expansion(primitive, _expand)
+    call.ABOVE.expansions[primitive] = _expand
 
 
 def _expand(eqn: _jax.JaxprEqn) -> Any:

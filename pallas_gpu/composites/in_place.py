@@ -18,9 +18,9 @@ import jax
 from pallas_gpu import _jax, types
 from pallas_gpu.composites import mma, wgmma
 from pallas_gpu.entry import expand
-from pallas_gpu.entry.product import Problem
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores.dot_general import Problem
 from pallas_gpu.program.bodies import Equations
 from pallas_gpu.program.rewrite import with_equations
 

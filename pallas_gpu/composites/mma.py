@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from pallas_gpu import types
 from pallas_gpu.composites.wgmma import Matrix, in_layout
 from pallas_gpu.entry.expand import Kernel
-from pallas_gpu.entry.product import Problem
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives.registers import layout_cast, load
 from pallas_gpu.primitives.tensor_cores import mma
+from pallas_gpu.primitives.tensor_cores.dot_general import Problem
 
 # K that is loaded from SMEM at once, in bytes: the width of the widest swizzle, so that
 # parts of tiled arrays consist of whole tiles.

@@ -7,7 +7,6 @@ by shuffles. So the exchange needs a layout that splits at every power of two.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,10 +15,7 @@ from jax import lax
 
 from pallas_gpu import types
 from pallas_gpu.entry.expand import Composite
-from pallas_gpu.layouts import WGStridedLayout
-from pallas_gpu.layouts.registers.broadcasts import of_single_elements
-from pallas_gpu.layouts.registers.defaults import default_layout, spread_layout
-from pallas_gpu.layouts.registers.linear import THREADS
+from pallas_gpu.layouts.registers.defaults import default_layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.registers import layout_cast_p
 
@@ -45,13 +41,6 @@ def partner(x: Any, axis: int, distance: int) -> Any:
     return lax.reshape(split ^ both, shape)
 
 
-def splittable(composite: Composite, x: Any) -> Any:
-    """Returns an array in a layout that splits, if layouts are not inferred."""
-    if composite.kernel.semantics is not types.LoweringSemantics.Lane:
-        return x
-    return ops.bind(layout_cast_p, x, layout=_of_single_elements(composite, x.shape))
-
-
 def in_default_layout(composite: Composite, x: Any) -> Any:
     """Returns a result in the layout of loads, if layouts are not inferred."""
     if composite.kernel.semantics is not types.LoweringSemantics.Lane or not x.shape:
@@ -59,12 +48,3 @@ def in_default_layout(composite: Composite, x: Any) -> Any:
     bits = 8 * np.dtype(x.dtype).itemsize
     layout = default_layout(x.shape, bits, composite.kernel.threads)
     return ops.bind(layout_cast_p, x, layout=layout)
-
-
-def _of_single_elements(composite: Composite, shape: tuple[int, ...]) -> Any:
-    threads = composite.kernel.threads
-    if math.prod(shape) % THREADS == 0 and threads == THREADS:
-        strided = WGStridedLayout(shape, 1)
-        if strided.is_linear:
-            return strided
-    return of_single_elements(spread_layout(shape, threads=threads))

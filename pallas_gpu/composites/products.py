@@ -14,8 +14,8 @@ from pallas_gpu.composites import in_place as in_place  # rewrites bodies first
 from pallas_gpu.composites import mma, sums, wgmma
 from pallas_gpu.composites.wgmma import Matrix
 from pallas_gpu.entry.expand import Composite, composite
-from pallas_gpu.entry.product import Problem, require_known
 from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives.tensor_cores.dot_general import Problem, require_known
 
 
 @composite("dot_general")

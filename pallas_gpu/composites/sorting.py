@@ -19,6 +19,7 @@ from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
 from pallas_gpu.entry.integers import cdiv
 from pallas_gpu.layouts.registers.linear import THREADS
+from pallas_gpu.primitives.moves.sorting import sort_network
 
 
 def _in_bytes(rule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -49,7 +50,14 @@ def _sort(composite: Composite, *operands: Any) -> list[Any]:
     params = composite.params
     axis, count = params["dimension"] % operands[0].ndim, params["num_keys"]
     keys = [_ordered(x) for x in operands[:count]]
-    return _sorted(composite, keys, operands, axis)
+    moved = {i: x for i, x in enumerate(operands) if i >= count or _is_merged(x.dtype)}
+    keys, arrays = _sorted(keys, list(moved.values()), axis)
+    found = dict(zip(moved, arrays, strict=True))
+    results = [
+        found[i] if i in found else _of_bits(keys[i], x.dtype)
+        for i, x in enumerate(operands)
+    ]
+    return [pairs.in_default_layout(composite, x) for x in results]
 
 
 @composite("top_k")
@@ -60,26 +68,26 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     kept = composite.out_avals[0].shape[axis]
     if x.ndim == 1 and selects(x.size, kept):
         return _selected(x, kept, composite.out_avals[1].dtype)
-    position = lax.broadcasted_iota(np.int32, x.shape, axis)
-    values, found = _sorted(composite, [~_by_bits(x)], [x, position], axis)
-    dtype = composite.out_avals[1].dtype
+    position = lax.broadcasted_iota(np.uint32, x.shape, axis)
+    (keys, found), _ = _sorted([~_by_bits(x), position], [], axis)
+    results = [_of_bits(~keys, x.dtype), found.astype(composite.out_avals[1].dtype)]
     return [
-        lax.slice_in_dim(values, 0, kept, axis=axis),
-        lax.slice_in_dim(found, 0, kept, axis=axis).astype(dtype),
+        pairs.in_default_layout(composite, lax.slice_in_dim(x, 0, kept, axis=axis))
+        for x in results
     ]
 
 
 # A round of a selection costs as much as so many steps of a network of an element a
-# thread. On an H200, 5 of 64: 2.43 us and 1.98; 11 of 512: 4.26 and 6.14; 13 of 1024:
-# 4.99 and 19.3. In PTX a round has about 8 instructions for each element that a thread
-# has, a step 18: longer vectors have not been measured, and count half a step each.
-_ROUND, _ELEMENTS_OF_A_STEP = 7, 2
+# thread, and one for each element of a thread: in PTX it has 36 instructions and 8 for
+# each, a step 10. On an H200, against a network of 18: 5 of 64: 2.43 us and 1.98; 11 of
+# 512: 4.26 and 6.14; 13 of 1024: 4.99 and 19.3. That of 10 has not been measured.
+_ROUND = 7
 
 
 def selects(size: int, kept: int) -> bool:
     """Whether elements of a vector are selected one after the other, and not sorted."""
     each = cdiv(size, THREADS)
-    return kept * (_ROUND + each // _ELEMENTS_OF_A_STEP) <= each * steps(size)
+    return kept * (_ROUND + each) <= each * steps(size)
 
 
 def steps(size: int) -> int:
@@ -112,6 +120,8 @@ def _of_bits(keys: Any, dtype: Any) -> Any:
         return keys != 0
     if jnp.issubdtype(dtype, jnp.unsignedinteger):
         return keys
+    if dtype == jnp.float8_e8m0fnu:
+        return lax.bitcast_convert_type(keys, dtype)
     sign = keys.dtype.type(1) << keys.dtype.type(8 * keys.dtype.itemsize - 1)
     raw = keys ^ sign
     if not jnp.issubdtype(dtype, jnp.integer):
@@ -127,6 +137,11 @@ def _ordered(x: Any) -> Any:
     ordered = jnp.where(x == 0, _by_bits(jnp.zeros_like(x)), ordered)
     last = np.asarray(np.iinfo(ordered.dtype).max, ordered.dtype)
     return jnp.where(x != x, last, ordered)
+
+
+def _is_merged(dtype: Any) -> bool:
+    """Whether `_ordered` makes one number of several."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 def _by_bits(x: Any) -> Any:
@@ -146,75 +161,33 @@ def _by_bits(x: Any) -> Any:
 
 
 def _sorted(
-    composite: Composite, keys: Sequence[Any], values: Sequence[Any], axis: int
-) -> list[Any]:
-    """Sorts values by keys, and by position where keys are equal."""
-    shape = values[0].shape
+    keys: Sequence[Any], moved: Sequence[Any], axis: int
+) -> tuple[list[Any], list[Any]]:
+    """Sorts keys, and what moves with them, by position where keys are equal."""
+    shape, count = keys[0].shape, len(keys)
     size = pairs.raised(shape[axis])
-    position = lax.broadcasted_iota(np.uint32, shape, axis)
-    bits = [x.astype(np.uint8) if x.dtype == np.bool_ else unsigned(x) for x in values]
-    arrays = [*keys, position, *bits]
+    arrays = [*keys]
+    if moved:
+        arrays.append(lax.broadcasted_iota(np.uint32, shape, axis))
+    compared = len(arrays)
+    arrays += [
+        x.astype(np.uint8) if x.dtype == np.bool_ else unsigned(x) for x in moved
+    ]
     if size != shape[axis]:
-        # The padding's position is the last of all.
+        # The padding follows all elements: its position is the last, or it is equal.
         arrays = [_padded(x, axis, size) for x in arrays]
-    arrays = [pairs.splittable(composite, x) for x in arrays]
-    network = _Network(axis, size, len(keys) + 1)
-    arrays = network.sort(arrays)[len(keys) + 1 :]
+    if size > 1:
+        arrays = sort_network(arrays, axis, compared)
     if size != shape[axis]:
         arrays = [lax.slice_in_dim(x, 0, shape[axis], axis=axis) for x in arrays]
     results = [
         x != 0 if v.dtype == np.bool_ else lax.bitcast_convert_type(x, v.dtype)
-        for x, v in zip(arrays, values, strict=True)
+        for x, v in zip(arrays[compared:], moved, strict=True)
     ]
-    return [pairs.in_default_layout(composite, x) for x in results]
+    return arrays[:count], results
 
 
 def _padded(x: Any, axis: int, size: int) -> Any:
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (0, size - x.shape[axis], 0)
     return lax.pad(x, np.iinfo(x.dtype).max * np.ones((), x.dtype), config)
-
-
-class _Network:
-    """A network along an axis of a power of two elements.
-
-    Args:
-      axis: the axis.
-      size: its size.
-      n_keys: how many of the arrays are compared, the first ones, in lexicographic
-        order. No two elements are equal.
-    """
-
-    def __init__(self, axis: int, size: int, n_keys: int):
-        self._axis, self._size, self._n_keys = axis, size, n_keys
-
-    def sort(self, arrays: list[Any]) -> list[Any]:
-        """Returns the arrays, sorted."""
-        block = 2
-        while block <= self._size:
-            distance = block // 2
-            while distance:
-                arrays = self._step(arrays, block, distance)
-                distance //= 2
-            block *= 2
-        return arrays
-
-    def _step(self, arrays: list[Any], block: int, distance: int) -> list[Any]:
-        index = lax.broadcasted_iota(np.int32, arrays[0].shape, self._axis)
-        others = [pairs.partner(x, self._axis, distance) for x in arrays]
-        follows = self._less(others[: self._n_keys], arrays[: self._n_keys])
-        # The first of a pair keeps the smaller one where the block ascends.
-        is_second = (index & distance) != 0
-        if block < self._size:
-            is_second = is_second != ((index & block) != 0)
-        takes = follows != is_second
-        return [
-            jnp.where(takes, other, x) for other, x in zip(others, arrays, strict=True)
-        ]
-
-    def _less(self, a: Sequence[Any], b: Sequence[Any]) -> Any:
-        """Whether elements are less than others, in lexicographic order."""
-        result = a[-1] < b[-1]
-        for x, y in zip(a[-2::-1], b[-2::-1], strict=True):
-            result = (x < y) | ((x == y) & result)
-        return result

@@ -13,11 +13,11 @@ from pallas_gpu import types
 from pallas_gpu.composites.mma import padded
 from pallas_gpu.composites.wgmma import Matrix, in_layout
 from pallas_gpu.entry.expand import Kernel
-from pallas_gpu.entry.product import Problem
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import layout_cast, load
+from pallas_gpu.primitives.tensor_cores.dot_general import Problem
 
 # Terms that are multiplied at once without scratch memory: 32 for each thread.
 _TERMS = 128 * 32

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry.expand import Kernel
 from pallas_gpu.entry.integers import cdiv
-from pallas_gpu.entry.product import FLOAT8, INT8, Problem
 from pallas_gpu.entry.scoped import of_warpgroup, run_scoped
 from pallas_gpu.layouts import Layout
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import layout_cast
+from pallas_gpu.primitives.tensor_cores.dot_general import FLOAT8, INT8, Problem
 from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 from pallas_gpu.primitives.tensor_cores.wgmma import check_storage, wgmma, wgmma_wait
 

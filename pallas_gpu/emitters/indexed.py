@@ -376,7 +376,7 @@ def parts(
       most_bytes: that one instruction accesses.
       loads: of a vector with a wanted element all may be accessed, if they exist.
     """
-    width = _adjacent_elements(elements, layout, most_bytes)
+    width = adjacent_elements(elements, layout, most_bytes)
     pieces, every, some = cut(elements.mask_edges, width)
     result = []
     for first in range(0, len(wanted), width):
@@ -414,8 +414,8 @@ def _consists_of_vectors(elements: Elements, width: int) -> bool:
     return bits % (8 * width * elements.memory_dtype.itemsize) == 0
 
 
-def _adjacent_elements(
-    elements: Elements, layout: Placement | None, most_bytes: int
+def adjacent_elements(
+    elements: Elements, layout: Placement | None, most_bytes: int = _MAX_ACCESS_BYTES
 ) -> int:
     """How many elements of a register are adjacent and aligned to their size."""
     view, itemsize = elements.view, elements.memory_dtype.itemsize

@@ -244,9 +244,10 @@ def map_registers(
     done: dict[tuple, ir.Value] = {}
     result = []
     for values in zip(*columns, strict=True):
-        if values not in done:
-            done[values] = emit(*values)
-        result.append(done[values])
+        value = done.get(values)
+        if value is None:
+            value = done[values] = emit(*values)
+        result.append(value)
     return tuple(result)
 
 

@@ -239,4 +239,4 @@ _jax.batching.fancy_primitive_batchers[_gathering_p] = _gather
 _jax.mlir.register_lowering(
     _gathering_p, _jax.mlir.lower_fun(_as_callback, multiple_results=True)
 )
-call.register_gathering(_gather)
+call.ABOVE.gathering = _gather

@@ -60,11 +60,11 @@ def _run_code(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray
     """Runs the code that a kernel is lowered to."""
     interpret = params.interpret
     if not isinstance(interpret, Observed):
-        return call.emitted_code()(params, arrays)
+        return call.ABOVE.emitted_code(params, arrays)
 
     def run(schedule: Any, *_: Any) -> tuple[list[np.ndarray], int]:
         once = dataclasses.replace(params, interpret=schedule)
-        return [x for own in call.emitted_code()(once, arrays) for x in own], 0
+        return [x for own in call.ABOVE.emitted_code(once, arrays) for x in own], 0
 
     results = interpret.recorder.launch(
         params, lambda: run, emitted=True, devices=len(arrays)
@@ -169,8 +169,8 @@ def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     return lowering_rule(ctx, *args, **params)
 
 
-call.register_eager_emulator(_eager)
-call.register_emulator_lowering(lowering_rule)
+call.ABOVE.eager_emulator = _eager
+call.ABOVE.emulator_lowering = lowering_rule
 # Not cached: each call of a kernel of several devices has a rendezvous of its own.
 _jax.mlir.register_lowering(
     call.kernel_p, placement.checked(_cpu_rule), platform="cpu", cacheable=False

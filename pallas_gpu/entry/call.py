@@ -191,50 +191,45 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
     return types.InterpretParams() if interpret is True else interpret
 
 
+# --- what stands above ----------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Above:
+    """What rooms above do with kernels; each enters its own when it is imported.
+
+    Attributes:
+      emulator_lowering: the emulator's MLIR lowering of the primitive, which platforms
+        override.
+      eager_emulator: the emulator of eager calls, `run(params, arrays) -> arrays`. It
+        runs without a callback, so that its errors reach the caller unwrapped.
+      emitted_code: as the emulator a body, it runs the code of a kernel on the CPU:
+        `run(params, arrays) -> arrays`, of each device that takes part.
+      gathering: the batching rule of kernels over an axis of their devices.
+      expansions: by primitives of others whose equations may become kernels:
+        `expand(eqn)` returns a jaxpr that does the same with our kernels, None if it
+        does not.
+    """
+
+    emulator_lowering: Any = None
+    eager_emulator: Any = None
+    emitted_code: Any = None
+    gathering: Any = None
+    expansions: dict[Any, Callable[[_jax.JaxprEqn], Any]] = dataclasses.field(
+        default_factory=dict
+    )
+
+
+ABOVE = Above()
+
+
+def expansion(eqn: _jax.JaxprEqn) -> _jax.ClosedJaxpr | None:
+    """Returns a jaxpr with our kernels for an equation of others, None without one."""
+    expand = ABOVE.expansions.get(eqn.primitive)
+    return None if expand is None else expand(eqn)
+
+
 # --- eager calls ----------------------------------------------------------------------
-
-_EAGER: list[Callable[..., Any]] = []
-_EMULATOR_LOWERING: list[Callable[..., Any]] = []
-_EMITTED_CODE: list[Callable[..., Any]] = []
-
-
-def register_emulator_lowering(rule: Callable[..., Any]) -> None:
-    """Registers the emulator's MLIR lowering of the primitive for all platforms."""
-    _EMULATOR_LOWERING[:] = [rule]
-
-
-def emulator_lowering() -> Callable[..., Any]:
-    """Returns the emulator's MLIR lowering, for platforms that override it."""
-    return _EMULATOR_LOWERING[0]
-
-
-def register_eager_emulator(run: Callable[..., Any]) -> None:
-    """Registers the emulator of eager calls: `run(params, arrays) -> arrays`.
-
-    It runs without a callback, so that its errors reach the caller unwrapped.
-    """
-    _EAGER[:] = [run]
-
-
-def register_emitted_code(run: Callable[..., Any]) -> None:
-    """Registers what runs the code of a kernel on the CPU, as the emulator its body.
-
-    That is `run(params, arrays) -> arrays`, of each device that takes part.
-    """
-    _EMITTED_CODE[:] = [run]
-
-
-def emitted_code() -> Callable[..., Any]:
-    """Returns what runs the code of a kernel: `run(params, arrays) -> arrays`."""
-    return _EMITTED_CODE[0]
-
-
-_GATHERING: list[Callable[..., Any]] = []
-
-
-def register_gathering(rule: Callable[..., Any]) -> None:
-    """Registers the batching rule of kernels over an axis of their devices."""
-    _GATHERING[:] = [rule]
 
 
 def platform_of(args: Sequence[Any]) -> str:
@@ -255,7 +250,7 @@ def _kernel_impl(*args, **params):
     if isinstance(call.interpret, types.InterpretParams) or (
         call.interpret is None and not on_device
     ):
-        results = _EAGER[0](call, args)
+        results = ABOVE.eager_emulator(call, args)
         _jax.check_special(f"kernel {call.name}", results)
         return results
     if not on_device:
@@ -314,34 +309,13 @@ def no_device(call: CallParams) -> errors.NoGpuError:
     )
 
 
-# --- kernels inside operations of others ----------------------------------------------
-
-_EXPANSIONS: dict[Any, Callable[[_jax.JaxprEqn], Any]] = {}
-
-
-def register_expansion(
-    primitive: Any, expand: Callable[[_jax.JaxprEqn], _jax.ClosedJaxpr | None]
-) -> None:
-    """Registers a primitive of others whose equations may become kernels.
-
-    `expand` returns a jaxpr that does the same with our kernels; None if it does not.
-    """
-    _EXPANSIONS[primitive] = expand
-
-
-def expansion(eqn: _jax.JaxprEqn) -> _jax.ClosedJaxpr | None:
-    """Returns a jaxpr with our kernels for an equation of others, None without one."""
-    expand = _EXPANSIONS.get(eqn.primitive)
-    return None if expand is None else expand(eqn)
-
-
 # --- transformations ------------------------------------------------------------------
 
 
 def _batch_kernel(axis_data, args, dims, **params):
     devices, size = params["devices"], axis_data.size
     if devices is not None and axis_data.name in devices.names:
-        return _GATHERING[0](axis_data, args, dims, **params)
+        return ABOVE.gathering(axis_data, args, dims, **params)
     if size == 0:
         # A grid without CTAs cannot be launched.
         avals = params["out_avals"]

@@ -13,7 +13,20 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import jax_errors, scope
+from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
+
+# A loop with `num_stages`: operands are those of a scan over the indices, and the
+# number of iterations. `entry.plain` replaces it before all checks: it has no rules.
+staged_loop_p = _jax.Primitive("staged_loop")
+staged_loop_p.multiple_results = True
+staged_loop_p.def_effectful_abstract_eval(
+    lambda *_, jaxpr, **__: (
+        [v.aval for v in jaxpr.outvars],
+        {registry.KERNEL_EFFECT},
+    )
+)
+registry.refuse_vmap(staged_loop_p)
 
 
 @expect.arguments(condition=values.condition)
@@ -67,7 +80,12 @@ def _unroll(value: Any, what: str) -> int | bool:
 
 @overload
 def loop(
-    lower: Any, upper: Any, *, step: Any = 1, unroll: int | bool | None = None
+    lower: Any,
+    upper: Any,
+    *,
+    step: Any = 1,
+    unroll: int | bool | None = None,
+    num_stages: int = 1,
 ) -> Callable[[Callable[[jax.Array], None]], None]: ...
 
 
@@ -79,11 +97,15 @@ def loop[T](
     init_carry: T,
     step: Any = 1,
     unroll: int | bool | None = None,
+    num_stages: int = 1,
 ) -> Callable[[Callable[[jax.Array, T], T]], T]: ...
 
 
 @expect.arguments(
-    init_carry=values.values, step=values.step, unroll=expect.optional(_unroll)
+    init_carry=values.values,
+    step=values.step,
+    unroll=expect.optional(_unroll),
+    num_stages=expect.integer(1, hint="1 loads each array where the body does"),
 )
 def loop(
     lower: values.Index,
@@ -92,10 +114,14 @@ def loop(
     init_carry: Any = None,
     step: Any = 1,
     unroll: int | bool | None = None,
+    num_stages: int = 1,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function for each index of a range.
 
-    PTX: a backward branch. Since: sm_90.
+    PTX: a backward branch; with `num_stages`, cp.async or cp.async.bulk in place of the
+    body's ld.global. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp.
 
     Args:
       lower: first index: an integer, static or a scalar.
@@ -105,6 +131,15 @@ def loop(
       step: increment of the index, positive.
       unroll: number of iterations per branch; it must divide a static number of
         iterations. True: all of them.
+      num_stages: above 1, arrays that the body loads from GMEM are copied to SMEM
+        `num_stages - 1` iterations ahead, each to a ring of so many buffers: parts of
+        references, also under a mask, and rows that an array of indices names. What
+        such a load is indexed with may depend on the loop's index, on values from
+        before the loop and on values that the body loads, but not on the carry; and
+        nothing in the loop writes the reference. Other loads stay as they are, as do
+        those of scalars and those in branches and inner loops. With one warpgroup, TMA
+        carries parts that it can address of references that the kernel does not write,
+        cp.async all others; each of several warpgroups has a ring of its own.
 
     Returns:
       The carry after the last iteration.
@@ -112,7 +147,9 @@ def loop(
     Raises:
       ArgumentError: the step is static and not positive.
       UnsupportedError: unroll, where the number of iterations is not static, or not a
-        multiple of it.
+        multiple of it; num_stages, where no load can be a copy ahead: the message says
+        why.
+      OutOfResources: the buffers do not fit the target.
       ArgumentTypeError: a bound is not an integer.
       KernelError: without `init_carry` the function returns a value.
 
@@ -136,7 +173,13 @@ def loop(
             return scope.call("loop", body, index, carry)
 
         with _jax.trace_without_ref_rules():
-            return counted_loop(trips, iteration, init_carry, unroll=unroll)
+            if num_stages == 1:
+                return counted_loop(trips, iteration, init_carry, unroll=unroll)
+            return bound_loop(
+                staged_loop_p, "loop", body, iteration, init_carry, (trips,),
+                length=trips if isinstance(trips, int) else None,
+                num_stages=num_stages, unroll=unroll,
+            )  # fmt: skip
 
     return scope.decorator("loop", run)
 
@@ -156,6 +199,73 @@ def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) ->
         return iteration(i if i.dtype == jnp.int32 else i.astype(jnp.int32), carry)
 
     return _loop(lax.fori_loop, 0, trips, counted, init_carry, **options)
+
+
+def bound_loop(
+    primitive: Any,
+    who: str,
+    body: Callable[..., Any],
+    iteration: Callable[[Any, Any], Any],
+    init_carry: Any,
+    bounds: Sequence[Any],
+    **params: Any,
+) -> Any:
+    """Binds a loop with the operands and the parameters of a scan, and more of both.
+
+    Args:
+      primitive: the operation: its operands are consts, carries and the bounds; those
+        of its `jaxpr` consts, carries and the index.
+      who: the public function.
+      body: the author's function, for messages.
+      iteration: `iteration(index, carry)` returns the next carry.
+      init_carry: pytree of values.
+      bounds: integers.
+      **params: other parameters.
+
+    Returns:
+      The last carry.
+    """
+    leaves, tree = jax.tree.flatten(init_carry)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    avals = [_jax.ShapedArray(x.shape, x.dtype) for x in leaves]
+    index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
+
+    def flat(index: Any, *carried: Any) -> Any:
+        return iteration(index, jax.tree.unflatten(tree, carried))
+
+    closed, out_tree = _jax.trace(flat, [index, *avals])
+    _require_carry(who, body, tree, out_tree, avals, closed.out_avals)
+    inner, n = _jax.convert_constvars_jaxpr(closed.jaxpr), len(closed.consts)
+    ins = inner.invars
+    inner = inner.replace(
+        invars=[*ins[:n], *ins[n + 1 :], ins[n]], debug_info=inner.debug_info
+    )
+    with _jax.trace_without_ref_rules():
+        results = primitive.bind(
+            *closed.consts, *leaves, *(jnp.asarray(x, jnp.int32) for x in bounds),
+            jaxpr=inner, num_consts=n, num_carry=len(leaves), **params,
+        )  # fmt: skip
+    return jax.tree.unflatten(tree, results)
+
+
+def _require_carry(
+    who: str,
+    body: Any,
+    tree: Any,
+    out_tree: Any,
+    before: Sequence[Any],
+    after: Sequence[Any],
+) -> None:
+    got = [(x.shape, x.dtype) for x in after]
+    if out_tree == tree and got == [(x.shape, x.dtype) for x in before]:
+        return
+    raise errors.KernelError(
+        f"{who}: the body returns another carry",
+        expected=", ".join(x.str_short() for x in before) or "nothing",
+        got=", ".join(x.str_short() for x in after) or "nothing",
+        hint="return values of the structure, shapes and types of the first carry",
+        where=scope.location(body),
+    )
 
 
 def while_loop(condition: Any, body: Any, init: Any) -> Any:

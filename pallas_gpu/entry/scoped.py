@@ -173,7 +173,7 @@ def of_warpgroup(f: Callable[..., Any], *arrays: types.ScratchType) -> Any:
     """`run_scoped` of SMEM by a warpgroup, also by one of several of a block.
 
     Each warpgroup of the block has memory of its own, so nothing orders when they
-    enter. No such scope may be opened within `f`.
+    enter.
     """
     return _bind(f, (arrays, {}), _fresh_refs(arrays), (), [""] * len(arrays))
 

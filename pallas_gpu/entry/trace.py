@@ -58,6 +58,7 @@ def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
     return types.KernelRef(jax.core.ShapedArray(tuple(shape), dtype), types.GMEM)
 
 
+@scope.without_collections()
 def trace_body(
     body: Callable[..., Any],
     in_avals: Sequence[Any],

@@ -157,14 +157,16 @@ def _conversion(
         got = f"{note.source} -> {note.target}, for {site.op.name}"
     else:
         what, got = f"{site.op.name} moves data between threads {way}", note.what
-    hint = None
-    if note.target and loop_around(site) is not None:
-        hint = (
-            "convert before the loop what does not change in it; store to SMEM what "
-            "operations need in several layouts, and load it in each"
-        )
+    # What a reduction or a slice moves has to move, as what an author converts once.
+    is_avoidable = note.target and loop_around(site) is not None
     return SlowFinding(
-        BY_ID["conversion"], what, got, hint, seconds=seconds, lost_seconds=seconds,
+        BY_ID["conversion"],
+        what,
+        got,
+        "convert before the loop what does not change in it; store to SMEM what "
+        "operations need in several layouts, and load it in each",
+        seconds=seconds,
+        lost_seconds=seconds if is_avoidable else 0.0,
         facts={
             "source": note.source,
             "target": note.target,
@@ -172,4 +174,4 @@ def _conversion(
             "cycles": note.cycles,
         },
         **common,
-    )  # fmt: skip
+    )

@@ -9,6 +9,7 @@ from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
 from pallas_gpu.explanation.model import Model
 from pallas_gpu.lowering.notes import Access
+from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime.stages import loop_around
 
@@ -23,7 +24,6 @@ _WAITS = {
     "commit_smem": "all threads",
     "commit_gmem": "all threads",
 }
-_FEW_ITERATIONS = 4
 # Fewer bytes are those of scalars and short vectors.
 _FEW_BYTES = 256
 
@@ -65,7 +65,7 @@ def _unpipelined(
     model: Model, loop: Site, sites: Sequence[Site]
 ) -> Iterator[SlowFinding]:
     iterations = model.iterations(loop)
-    if iterations is None or iterations < _FEW_ITERATIONS:
+    if iterations is None or iterations < FEW_ITERATIONS:
         return
     loads = [site for site in sites if _waits_for_load(model, loop, site)]
     size = sum(_bytes(site) for site in loads)
@@ -81,8 +81,7 @@ def _unpipelined(
         f"each of {iterations:g} iterations waits for {size:,.0f} bytes from GMEM"
         + (": there is one buffer" if by_tma else ", which threads load"),
         f"{len(loads)} load{'s' * (len(loads) > 1)} by {_path(first)}",
-        "load ahead: a ring of two or more buffers, as plgpu.emit_pipeline has, or the "
-        "grid of a pallas_call",
+        HINT,
         model.place(first),
         model.loops(first),
         lost,
@@ -111,11 +110,7 @@ def _waits_for_load(model: Model, loop: Site, site: Site) -> bool:
         for note in noted
     ):
         return False
-    body = loop.op.regions[-1]
-    used = [x for other in body.ops for x in other.inputs if other is not op]
-    is_carried = any(x in body.results for x in op.results)
-    # What is only carried is used in the next iteration.
-    return not (is_carried and not any(x in used for x in op.results))
+    return not is_carried(op, loop.op.regions[-1])
 
 
 def _bytes(site: Site) -> float:

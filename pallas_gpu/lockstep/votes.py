@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What threads combine where they meet (PTX ISA: barrier.red, vote, redux.sync)."""
+"""What threads combine where they meet (PTX ISA: barrier.red, vote, match, redux)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,32 @@ def _of_warps(
 def _vote(program: Program, op: ir.Operation) -> Step:
     (_, value), (out,) = program.inputs(op), program.outputs(op)
     _require_full(op.operands[0])
+    if _kind(op) == "ballot":
+        return _of_warps("vote.sync", value, out, lambda x: _packed(x != 0))
     combine = {"any": np.any, "all": np.all}[_kind(op)]
     return _of_warps("vote.sync", value, out, lambda x: combine(x != 0, axis=1))
+
+
+def _packed(each: np.ndarray) -> np.ndarray:
+    """Bit i of the last axis is element i of it."""
+    lanes = np.arange(LANES, dtype=np.uint32)
+    return (each.astype(np.uint32) << lanes).sum(axis=-1, dtype=np.uint32)
+
+
+def _match(program: Program, op: ir.Operation, text: str) -> Step:
+    """PTX ISA, match.sync.any: the mask of the threads that have the same value."""
+    (value,), (out,) = program.inputs(op), program.outputs(op)
+    (match,) = parse(text)
+    if match.operands != ("$0", "$1", "0xffffffff"):
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+
+    def step(strand: Any) -> None:
+        strand.whole_warps("match.sync")
+        each = strand.per_lane(forced(strand.env[value])).reshape(-1, LANES)
+        same = each[:, :, None] == each[:, None, :]
+        strand.env[out] = _packed(same).reshape(-1)
+
+    return step
 
 
 _INTEGERS: dict[str, tuple[np.ufunc, type]] = {
@@ -137,4 +161,5 @@ def _barrier_all(value: int, place: int, count: int, out: int) -> Step:
 
 
 ASSEMBLY.append(AssemblyUnit("barrier.cta.red.and.pred", _all))
+ASSEMBLY.append(AssemblyUnit("match.any.sync.", _match))
 ASSEMBLY.append(AssemblyUnit("vote.sync.all.pred", _all))

@@ -123,7 +123,8 @@ def _has_no_layout(value: Any) -> bool:
 @contextlib.contextmanager
 def _trial(kernel: KernelState) -> Iterator[None]:
     """Emits into a block that is discarded; the register state is restored."""
-    state, top, outer = dict(kernel.state), kernel.smem_top_bytes, kernel.trial
+    state, tops, outer = dict(kernel.state), kernel.smem_top_bytes, kernel.trial
+    kernel.smem_top_bytes = dict(tops)
     region = scf.ExecuteRegionOp([])
     kernel.trial = region.regions[0].blocks.append()
     try:
@@ -134,7 +135,7 @@ def _trial(kernel: KernelState) -> Iterator[None]:
         ):
             yield
     finally:
-        kernel.state, kernel.smem_top_bytes, kernel.trial = state, top, outer
+        kernel.state, kernel.smem_top_bytes, kernel.trial = state, tops, outer
         region.operation.erase()
 
 

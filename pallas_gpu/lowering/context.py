@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -11,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
@@ -28,7 +26,15 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Op,
+    Operand,
+    Region,
+    Value,
+    mapped,
+)
 
 
 @dataclasses.dataclass
@@ -43,8 +49,8 @@ class KernelState:
       state: register state that loops and branches carry: parity bits of each barrier
         declaration (a scalar i32), and live accumulators (arrays).
       settled: values of accumulators that no product under way adds to, by their keys.
-      smem_top_bytes: top of the stack of SMEM arrays: of the block, or of the warp that
-        executes the code.
+      smem_top_bytes: tops of the stacks of SMEM arrays: of the block, and of the
+        warpgroup and of the warp that execute the code.
       tmem_top_columns: likewise of arrays in TMEM.
       tmem: the `Allocation` of the block's TMEM, if it has any.
       axes: index of each named axis, emitted once in the prologue.
@@ -67,7 +73,9 @@ class KernelState:
     recorder: Any = None
     state: dict[Any, Any] = dataclasses.field(default_factory=dict)
     settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    smem_top_bytes: int = 0
+    smem_top_bytes: dict[resources.Owner, int] = dataclasses.field(
+        default_factory=lambda: {"block": 0, "warpgroup": 0, "warp": 0}
+    )
     tmem_top_columns: int = 0
     tmem: Any = None
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
@@ -123,12 +131,12 @@ class RuleContext:
     Attributes:
       kernel: the kernel that is lowered.
       op: the operation.
-      users: for each value of its region what reads it; None is the region's end.
+      region: its region.
     """
 
     kernel: KernelState
     op: Op
-    users: Mapping[Value, Sequence[Op | None]]
+    region: Region
 
     @property
     def eqn(self) -> _jax.JaxprEqn:
@@ -158,7 +166,14 @@ class RuleContext:
     @property
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
-        return bool(self.users[self.op.results[0]])
+        return bool(self.readers)
+
+    @property
+    def readers(self) -> list[Op | None]:
+        """What reads the single result; None is the region's end."""
+        (value,) = self.op.results
+        found: list[Op | None] = [op for op in self.region.ops if value in op.inputs]
+        return [*found, None] if value in self.region.results else found
 
     # --- layouts ----------------------------------------------------------------------
 
@@ -244,10 +259,7 @@ class RuleContext:
                 return Reference.of(x, env.__getitem__)
             return index_value(env[x]) if numbers else env[x]
 
-        is_operand = Access | Value | Constant
-        return jax.tree.map(
-            of, self.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
-        )
+        return mapped(of, self.op.operands)
 
 
 # --- the operation loop ---------------------------------------------------------------
@@ -267,7 +279,6 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             return kernel.constant(operand.value.item(), operand.dtype)
         return env[operand]
 
-    users = _users(region)
     rules = kernel.rules
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
@@ -282,7 +293,7 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             if noted is not None:
                 noted.enter(op)
             with _location(op, around) if keeps_lines else around:
-                ctx = RuleContext(kernel, op, users)
+                ctx = RuleContext(kernel, op, region)
                 results = rule(ctx, *map(read, op.inputs))
                 if not op.primitive.multiple_results:
                     results = [results]
@@ -296,15 +307,6 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
     return [read(x) for x in region.results]
 
 
-def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
-    users: dict[Value, list[Op | None]] = collections.defaultdict(list)
-    for op in (*region.ops, None):
-        for x in region.results if op is None else op.inputs:
-            if isinstance(x, Value):
-                users[x].append(op)
-    return users
-
-
 def _location(op: Op, around: ir.Location) -> ir.Location:
     noted = notes.current()
     if noted is not None:
@@ -316,18 +318,18 @@ def _location(op: Op, around: ir.Location) -> ir.Location:
     return around
 
 
-def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    """Returns the register state that a body, closed or not, may use.
+def state_keys(ctx: RuleContext, args: Sequence[Any]) -> list[Any]:
+    """Returns the register state that the regions of an operation may use.
 
-    These are the barriers and accumulators among its arguments, and the barriers that
+    These are the barriers and accumulators among its operands, and the barriers that
     its scopes declare: a barrier's phase outlives its scope. An accumulator does not.
     """
-    stateful = vals.BarrierHandle | vals.AccumulatorHandle
+    kernel, stateful = ctx.kernel, vals.BarrierHandle | vals.AccumulatorHandle
     keys = {key for a in args if isinstance(a, stateful) for key in a.keys}
-    in_warp = kernel.builder.issuer == "warp"
-    for scope in resources.scopes(jaxpr):
-        for key, aval in resources.barriers_of(scope, in_warp):
-            keys.update(aval.barrier.parity_keys(kernel.plan.barrier_slots[key]))
+    for scope in resources.scopes(kernel.params.jaxpr):
+        if ctx.op in [site.op for site in scope.enclosing]:
+            for key, aval in resources.barriers_of(scope):
+                keys.update(aval.barrier.parity_keys(kernel.plan.barrier_slots[key]))
     return [key for key in kernel.state if key in keys]
 
 

@@ -76,33 +76,35 @@ def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> notes.Access
     )
 
 
-def by_element(view: Any, layout: Placement | None, kind: Kind) -> notes.Access:
+def by_element(
+    view: Any, layout: Placement | None, kind: Kind, adjacent: int = 1
+) -> notes.Access:
     """Returns the note of an access that computes the address of each element.
 
     Args:
       layout: of the array in registers; None for one element.
+      adjacent: how many elements are accessed at a time.
     """
     in_smem = isinstance(view, smem.SmemView)
     bits = dtypes.stored_bits(view.dtype)
     cycles = 1.0
     if layout is not None:
         elements = layout.num_registers * layout.vector_length
-        cycles = costs.element_access_cost(layout, bits)
-        if not in_smem:
-            cycles += WARPS * elements * rates.GMEM_INSTRUCTION
-    ideal = max(WARP_LANES * bits / 8 / rates.SECTOR_BYTES, 1.0)
-    if in_smem:
-        ideal = max(WARP_LANES * bits / 8 / _BANK_BYTES_PER_WAVEFRONT, 1.0)
+        moved = elements * WARPS * WARP_LANES * bits / 8 / rates.GMEM_BYTES_PER_CYCLE
+        cycles = costs.element_access_cost(layout, bits) / adjacent
+        cycles = max(cycles, 0.0 if in_smem else moved)
+    unit = _BANK_BYTES_PER_WAVEFRONT if in_smem else rates.SECTOR_BYTES
+    width = max(adjacent * bits // 8, 1)
     return notes.Access(
         kind,
         "SMEM" if in_smem else "GMEM",
         described(view),
         ("ld" if kind == "load" else "st") + (".shared" if in_smem else ".global"),
-        max(bits // 8, 1),
-        max(bits // 8, 1),
+        width,
+        width,
         None,
-        ideal,
-        True,
+        max(WARP_LANES * width / unit, 1.0),
+        adjacent == 1,
         in_smem and view.internal,
         cycles,
     )

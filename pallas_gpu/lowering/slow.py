@@ -205,8 +205,13 @@ def _unaligned(
 def warn(
     what: str, cost: str, got: str, hint: str, where: Callable[[], str | None]
 ) -> None:
-    """Emits a warning unless it has been shown for this line."""
-    place = where() or "<kernel>:0"
+    """Emits a warning unless it has been shown for this line.
+
+    What has no line is code of this package, which no user can change.
+    """
+    place = where()
+    if place is None:
+        return
     text = f"{what} ({place})\n  cost:  {cost}\n  got:   {got}\n  hint:  {hint}"
     show(text, errors.PerformanceWarning, place)
 

@@ -12,24 +12,22 @@ from pallas_gpu.ops.flash.config import (
 )
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.standard import dot_product_attention
-from pallas_gpu.ops.gemm.matmul import (
+from pallas_gpu.ops.gemm.config import (
     BlackwellMatmulConfig,
-    MatmulConfig,
-    SplitMatmulConfig,
-    matmul,
-)
-from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
-from pallas_gpu.ops.narrow.block_scaled import (
     BlockScaledMatmulConfig,
-    block_scaled_matmul,
+    LinearFewConfig,
+    LinearManyConfig,
+    MatmulConfig,
+    RaggedDotConfig,
+    ScaledMatmulConfig,
+    SplitMatmulConfig,
 )
+from pallas_gpu.ops.gemm.matmul import matmul
+from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
+from pallas_gpu.ops.narrow.block_scaled import block_scaled_matmul
 from pallas_gpu.ops.narrow.linear import linear
-from pallas_gpu.ops.narrow.mixed import LinearFewConfig, LinearManyConfig
-from pallas_gpu.ops.narrow.quantize import quantize
-from pallas_gpu.ops.narrow.quantize_blocks import quantize_blocks
+from pallas_gpu.ops.narrow.quantize import quantize, quantize_blocks
 from pallas_gpu.ops.narrow.scaled import scaled_matmul
-from pallas_gpu.ops.narrow.scaled_hopper import ScaledMatmulConfig
 from pallas_gpu.ops.rows.cross_entropy import linear_cross_entropy
 from pallas_gpu.ops.rows.norms import layer_norm, rms_norm
 from pallas_gpu.ops.rows.rotary import rotary_embedding

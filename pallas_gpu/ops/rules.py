@@ -16,6 +16,8 @@ import numpy as np
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 
+FLOAT8 = jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2)
+
 
 def as_dtype(value: Any) -> jnp.dtype | None:
     """Returns an element type; None for an array, and for what is no type."""
@@ -50,6 +52,56 @@ def result_type(
         got=expect.shown(dtype),
         hint=hint,
     )
+
+
+def require_type(
+    who: str, what: str, x: Any, fits: bool, expected: str, got: Any = None
+) -> None:
+    """Raises DTypeError for an array whose type does not fit."""
+    if not fits:
+        raise errors.DTypeError(
+            f"{who}: {what} cannot have this type",
+            expected=expected,
+            got=expect.shown(x) if got is None else got,
+            hint="convert it with astype",
+        )
+
+
+def check_operands(
+    who: str,
+    a: Any,
+    b: Any,
+    transposed: bool,
+    hint: str,
+    *,
+    rows: str = "M",
+    groups: str = "",
+) -> tuple[int, int]:
+    """Returns K and N of (rows, K) and (groups K, N), or (groups N, K) if transposed.
+
+    Raises:
+      ShapeError: they are not the shapes of a product.
+    """
+    deep, wide = (-1, -2) if transposed else (-2, -1)
+    ranks = len(a.shape) == 2 or (rows == "..." and len(a.shape) > 0)
+    ranks &= len(b.shape) == (3 if groups else 2)
+    if not ranks or a.shape[-1] != b.shape[deep]:
+        matrix = "N, K" if transposed else "K, N"
+        raise no_product(who, f"({rows}, K) and ({groups}{matrix})", a, b, hint)
+    return b.shape[deep], b.shape[wide]
+
+
+def check_narrow(who: str, a: Any, b: Any, other: jnp.dtype, hint: str) -> None:
+    """Raises DTypeError unless both are 8-bit floats, or both of another type."""
+    types = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
+    if not set(types) <= {*FLOAT8} and set(types) != {other}:
+        raise errors.DTypeError(
+            f"{who}: these element types are not supported",
+            expected="float8_e4m3fn or float8_e5m2 for each operand, or "
+            f"{other.name} for both",
+            got=f"{types[0].name} and {types[1].name}",
+            hint=hint,
+        )
 
 
 def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:

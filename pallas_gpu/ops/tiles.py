@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMEM as TMA writes it and the tensor core reads it."""
+"""Tiles of products: in SMEM, and the blocks that loop over them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
+from pallas_gpu import arch
 
 # Blocks of a cluster along rows and columns of a result, by the dimension of a pair.
 CLUSTERS = {None: (1, 1), "m": (2, 1), "n": (1, 2)}
@@ -45,3 +47,14 @@ def operands_of(p: Any, c: Any, rows: int) -> list[Any]:
         for tile, dtype in zip((a_tile, b_tile), p.types, strict=True)
     )
     return [a, b, *[b] * p.epilogue.gated]
+
+
+def persistent_blocks(plane: tuple[int, ...], cluster_size: int) -> int:
+    """Returns the blocks, one per SM, that loop over a plane of tiles of clusters.
+
+    Blocks beyond these would save no turn. Without them fewer SMs take power, and the
+    tiles of a turn form a rectangle more often, whose operands the L2 holds once.
+    """
+    clusters = max(math.prod(plane), 1)
+    turns = plgpu.cdiv(clusters, arch.SM_90A.sm_count // cluster_size)
+    return plgpu.cdiv(clusters, turns) * cluster_size

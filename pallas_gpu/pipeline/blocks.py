@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import scope
-from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import (
     block_index,
     facts_along,
@@ -29,7 +28,7 @@ def itself(*indices: Any) -> tuple[Any, ...]:
     return indices
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
     """An array that a loop over a grid accesses block by block.
 
@@ -42,7 +41,7 @@ class Stream:
       position: maps the loop's indices to the arguments of the index map: the grid
         indices, and the references that it reads.
       direct: whether the body accesses the block in GMEM, without a copy by TMA.
-      held: a buffer in SMEM for a `direct` block, which threads copy.
+      held: whether a `direct` block has a buffer in SMEM, which threads copy.
     """
 
     ref: Any
@@ -52,7 +51,7 @@ class Stream:
     name: str = ""
     position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
-    held: Any = None
+    held: bool = False
 
     @property
     def buffered(self) -> bool:
@@ -236,8 +235,8 @@ class Stream:
 
         Args:
           indices: a position of the loop.
-          by_threads: whether the threads that compute copy a block that may exceed the
-            array, or that has transforms; see `needs_buffer`.
+          by_threads: whether the threads that compute copy a block to a buffer, if
+            TMA cannot and the body needs one.
 
         Raises:
           LayoutError: nobody can copy such a block.
@@ -246,35 +245,18 @@ class Stream:
             return self
         if 0 in self.block_shape:
             return dataclasses.replace(self, direct=True)
-        # In a trace of its own: an index map may read an array.
-        problems: list[Any] = []
-        _jax.trace(lambda: problems.extend(self._problems(indices)), [])
-        of_tma, of_threads = problems
+        of_tma, of_threads = self._problems(indices)
         if of_tma is None:
             return self
+        # The body may access elements outside of the array, or relies on transforms.
+        needs_buffer = bool(self.spec.transforms) or self._may_exceed
         filled = self.spec.oob_fill_mode is not None
-        if not self._needs_copy or (by_threads and not filled):
-            return dataclasses.replace(self, direct=True)
+        if not needs_buffer or (by_threads and not filled):
+            return dataclasses.replace(self, direct=True, held=needs_buffer)
         if of_threads is not None:
             of_threads.what = f"{self.what}: {of_threads.what}"
             raise of_threads
         return self
-
-    @property
-    def _needs_copy(self) -> bool:
-        return bool(self.spec.transforms) or self._may_exceed
-
-    @property
-    def needs_buffer(self) -> bool:
-        """Whether threads copy the blocks, which TMA cannot and the body needs in SMEM.
-
-        The body may access elements that are outside of the array, or relies on
-        transforms.
-        """
-        in_gmem = self.spec.memory_space is types.GMEM
-        if not self.direct or in_gmem or 0 in self.sizes:
-            return False
-        return self._needs_copy
 
     def in_gmem(self) -> Stream:
         """Returns the stream; the body accesses its blocks where they are.
@@ -311,24 +293,27 @@ class Stream:
 
     def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
         """Returns the reasons why TMA and threads cannot copy a block, None if can."""
-        view, smem = self.window(indices), self.buffers(1).to_ref()
-        source = _engines.Side.of(view)
-        whole = Window.whole((1, *self.block_shape))
-        one = whole.slice([0] * (len(self.block_shape) + 1), [None, *self.block_shape])
-        aval = types.base_aval(smem)
-        block = _engines.Side(aval, one, aval.dtype)
-        checks: list[Callable[[], Any]] = [
+        found: list[errors.LayoutError | None] = []
+
+        def copies(buffer: Any) -> None:
+            view = self.window(indices)
+            gmem, smem = _engines.Side.of(view), _engines.Side.of(buffer.at[0])
             # Adjacent bytes without a tensor map may start anywhere at run time.
-            lambda: _engines.check_copy(source, block, allow_line=False),
+            tma = functools.partial(_engines.check_copy, allow_line=False)
             # A store is stricter than a load.
-            lambda: _engines.check_threads(source, block, store=True),
-        ]
-        return [_problem(copy) for copy in checks]
+            threads = functools.partial(_engines.check_threads, store=True)
+            found.extend(_problem(check, gmem, smem) for check in (tma, threads))
+
+        # In a trace of its own: an index map may read an array.
+        _jax.trace(copies, [self.buffers(1).to_ref()])
+        return found
 
 
-def _problem(copy: Callable[[], Any]) -> errors.LayoutError | None:
+def _problem(
+    check: Callable[..., Any], gmem: Any, smem: Any
+) -> errors.LayoutError | None:
     try:
-        copy()
+        check(gmem, smem)
     except errors.LayoutError as error:
         return error
     return None

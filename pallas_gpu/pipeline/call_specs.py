@@ -45,11 +45,11 @@ def index_maps(spec: Spec) -> list[Callable[..., Any]]:
 
 def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     """Returns one block spec for each leaf of `like`."""
-    tree = structure(_at_top(like))
+    tree = structure(at_top(like))
     if specs is None or specs is types.no_block_spec:
         return [types.no_block_spec] * tree.num_leaves
     try:
-        found = tree.flatten_up_to(_at_top(specs))
+        found = tree.flatten_up_to(at_top(specs))
     except ValueError:
         found = [specs]
     if all(x is None or isinstance(x, types.BlockSpec) for x in found):
@@ -71,7 +71,7 @@ def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     )
 
 
-def _at_top(tree: Any) -> tuple[Any, ...]:
+def at_top(tree: Any) -> tuple[Any, ...]:
     """Returns the parts of a tree: at the top a list is a tuple."""
     return tuple(tree) if isinstance(tree, list | tuple) else (tree,)
 

@@ -13,9 +13,10 @@ from jax import lax
 
 from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.entry import assumed_target, check, control, scope
-from pallas_gpu.entry.control import loop, while_loop
+from pallas_gpu.entry.control import while_loop
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.loops import NDLoopInfo, unravel
+from pallas_gpu.pipeline.specialized.ring import Ring
 from pallas_gpu.primitives import mbarrier
 from pallas_gpu.primitives.grids import launch_control, scheduling
 from pallas_gpu.types import values
@@ -68,76 +69,62 @@ def dynamic_scheduling_loop(
     """
     mesh = scope.current_mesh(_WHO)
     _check_axes(mesh, grid_names, thread_axis, cluster_axes)
-    clustered = math.prod(mesh.cluster) > 1
-    free = (
-        types.ClusterBarrier(
-            collective_axes=(tuple(mesh.cluster_names),),
-            num_arrivals=mesh.warpgroups,
-            num_barriers=_SLOTS,
-        )
-        if clustered
-        else types.Barrier(num_arrivals=mesh.warpgroups, num_barriers=_SLOTS)
-    )
     cancels = assumed_target.of_kernel().has(arch.Feature.CLUSTER_LAUNCH_CONTROL)
     source: _Source = (_Launch if cancels else _Counter)(mesh, grid_names)
-    declarations = (
-        source.memory,
-        types.Barrier(num_barriers=_SLOTS),
-        free,
-    )
+    # All of them count as one.
+    axes: Any = (tuple(mesh.cluster_names),) if _is_clustered(mesh) else ()
+    declared = Ring.of(source.memory, consumers=mesh.warpgroups, collective_axes=axes)
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, f"{_WHO}: the body")
         return scoped(
-            lambda *memory: _all_steps(
-                mesh, grid_names, source, memory, body, init_carry
-            ),
-            declarations,
+            lambda ring: _all_steps(mesh, grid_names, source, ring, body, init_carry),
+            (declared,),
             {},
             thread_axis or (),
-            [f"{what} of {_WHO}" for what in ("positions", "full", "free")],
+            [f"{what} of {_WHO}" for what in ("positions", "free", "full")],
         )
 
     return scope.decorator(_WHO, run)
+
+
+def _is_clustered(mesh: types.Mesh) -> bool:
+    return math.prod(mesh.cluster) > 1
 
 
 def _all_steps(
     mesh: types.Mesh,
     grid_names: Sequence[str],
     source: _Source,
-    memory: Sequence[Any],
+    ring: Ring,
     body: Callable[..., Any],
     init_carry: Any,
 ) -> Any:
-    positions, full, free = memory
-    clustered = math.prod(mesh.cluster) > 1
     own = tuple(lax.axis_index(name) for name in grid_names)
+    by_threads = _is_clustered(mesh) and source.by_threads
+    wait = mbarrier.wait_for_cluster if by_threads else mbarrier.barrier_wait
 
     def step(state: Any) -> Any:
         _, index, number, carry = state
-        slot = lax.rem(number, jnp.int32(_SLOTS))
-        place = positions.at[slot], full.at[slot]
-        mbarrier.barrier_wait(free.at[slot])
-        finish = source.start(*place)
+        slot = ring.slot(number)
+        mbarrier.barrier_wait(slot.empty)
+        finish = source.start(slot.buffers, slot.full)
         info = NDLoopInfo(index, number, None)
         named = {} if init_carry is None else {"carry": carry}
         carry = scope.call(_WHO, body, info, **named)
         finish()
-        if clustered and source.by_threads:
-            mbarrier.wait_for_cluster(full.at[slot])
-        else:
-            mbarrier.barrier_wait(full.at[slot])
-        more, index = source.read(positions.at[slot])
-        mbarrier.barrier_arrive(free.at[slot])
+        wait(slot.full)
+        more, index = source.read(slot.buffers)
+        mbarrier.barrier_arrive(slot.empty)
         return more, index, number + 1, carry
 
-    for slot in range(_SLOTS):
+    for number in range(_SLOTS):
         # Also says that this CTA has left earlier scopes, which may use that SMEM.
-        mbarrier.barrier_arrive(free.at[slot])
+        ring.release(number)
     with _jax.trace_without_ref_rules():
         first = jnp.bool_(True), own, jnp.int32(0), init_carry
         *_, carry = while_loop(lambda state: state[0], step, first)
-        loop(0, _SLOTS)(lambda slot: mbarrier.barrier_wait(free.at[slot]))
+        ring.drain(_SLOTS)
     return carry
 
 

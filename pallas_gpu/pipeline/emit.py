@@ -1,29 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`emit_pipeline`: a loop over blocks whose copies overlap the body's work.
-
-One warpgroup does everything: it starts the copies of later steps, waits for those of
-the current one, runs the body and starts the copies of its results. Step i uses slot
-i mod n of each ring of n buffers.
-"""
+"""`emit_pipeline`: a loop over blocks whose copies overlap the body's work."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import control, scope
-from pallas_gpu.entry.scoped import scoped
-from pallas_gpu.pipeline.inputs import Inputs, take
-from pallas_gpu.pipeline.loops import Grid, unravel
-from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.pipeline.streams import BlockSpecs, Body, Streams, streams_of
-from pallas_gpu.primitives import tma
-from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
+from pallas_gpu import errors, expect, types
+from pallas_gpu.entry import scope
+from pallas_gpu.pipeline.executor import Pipeline, holds_refs
+from pallas_gpu.pipeline.loops import Grid
+from pallas_gpu.pipeline.streams import BlockSpecs, Body, streams_of
 from pallas_gpu.types import values
 
 # An annotation of a parameter, with its rule.
@@ -90,7 +79,14 @@ def emit_pipeline(
         _require_one_warpgroup()
         rank = len(sizes)
         streams = streams_of(step, refs, in_specs, out_specs, rank, multicast=False)
-        return Pipeline(step, streams, sizes, max_concurrent_steps).run(init_carry)
+        pipeline = Pipeline.of(step, streams, sizes, max_concurrent_steps)
+
+        def within(memory: dict[str, Any]) -> Any:
+            carry = pipeline.run(memory, init_carry=init_carry)
+            return jax.tree.map(lambda x: None if values.is_ref(x) else x, carry)
+
+        carry = pipeline.allocate(within)
+        return _with_refs_of(init_carry, carry) if holds_refs(init_carry) else carry
 
     return run
 
@@ -120,88 +116,6 @@ def _require_one_warpgroup() -> None:
             got=f"num_threads={mesh.warpgroups}",
             hint="use emit_pipeline_warp_specialized, which divides the work",
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Pipeline:
-    """The loop of one warpgroup over the steps of a grid.
-
-    Attributes:
-      body: the body.
-      streams: its inputs and outputs.
-      grid: sizes of the axes.
-      depth: number of buffers of a block that changes.
-    """
-
-    body: Body
-    streams: Streams
-    grid: Sequence[Any]
-    depth: int
-
-    def run(self, init_carry: Any) -> Any:
-        """Allocates the buffers and runs all steps; returns the last carry."""
-        ins, outs = self.streams.over(self.grid, self.depth)
-        names = (ins.names(), [s.name for s in outs.streams])
-
-        def all_steps(read: dict[str, Any], written: list[Any]) -> Any:
-            carry = self._all_steps(ins, outs, init_carry, read, written)
-            return jax.tree.map(lambda x: None if values.is_ref(x) else x, carry)
-
-        carry = scoped(
-            all_steps,
-            (ins.declarations(), outs.declarations()),
-            {},
-            (),
-            jax.tree.leaves(names),
-        )
-        return _with_refs_of(init_carry, carry) if _holds_refs(init_carry) else carry
-
-    def _all_steps(
-        self,
-        ins: Inputs,
-        outs: Outputs,
-        init_carry: Any,
-        read: dict[str, Any],
-        written: list[Any],
-    ) -> Any:
-        rings = ins.rings(read)
-        ins.copy_fixed(read)
-        ins.fill(rings)
-        ins.wait_for_fixed(read)
-
-        def iteration(step: Any, state: Any) -> Any:
-            carry, visits = state
-            slots = take(rings, step)
-            outs.wait_for_buffers()
-            results = outs.refs(written, step, visits)
-            indices = unravel(step, self.grid)
-            operands = self.streams.operands(ins.refs(read, slots), results, indices)
-            carry = self.body.call(indices, operands, carry)
-            if outs.moving:
-                tma.commit_smem()
-            outs.store(results, step)
-            visits = outs.after(step, visits)
-            ins.refill(rings, step)
-            return carry, visits
-
-        with _jax.trace_without_ref_rules():
-            state = (init_carry, outs.start())
-            once = isinstance(ins.steps, int) and ins.steps == 1
-            if once and not _holds_refs(init_carry):
-                carry, _ = iteration(jnp.int32(0), state)
-            else:
-                carry, _ = control.counted_loop(ins.steps, iteration, state)
-        if ins.delayed:
-            wait_for_products()
-        if outs.streams:
-            tma.commit_smem()
-            outs.store_fixed(written)
-            tma.wait_smem_to_gmem(0)
-        return carry
-
-
-def _holds_refs(carry: Any) -> bool:
-    return any(map(values.is_ref, jax.tree.leaves(carry)))
 
 
 def _with_refs_of(first: Any, last: Any) -> Any:

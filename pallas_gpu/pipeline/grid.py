@@ -14,6 +14,7 @@ from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.pipeline.loops import grid_sizes, nd_loop, planar_snake, unravel
+from pallas_gpu.pipeline.team import Team
 from pallas_gpu.types.mesh import NUMBERED_AXIS
 
 # JAX's names of axes whose steps run one after another.
@@ -113,7 +114,7 @@ class Grid:
         """The parallel axes with several positions."""
         return [a for a in self.parallel if self.sizes[a] > 1]
 
-    def mesh(self, name: str, threads: Threads | None) -> types.Mesh:
+    def mesh(self, name: str, team: Team | None) -> types.Mesh:
         """Returns the launch; an empty grid is traced as one of one position."""
         sizes = [max(self.sizes[a], 1) for a in self.parallel]
         names = [_axis_name(a) for a in self.parallel]
@@ -122,8 +123,8 @@ class Grid:
         return types.Mesh(
             grid=tuple(sizes),
             grid_names=tuple(names),
-            num_threads=None if threads is None else threads.launched(self),
-            thread_name=None if threads is None else threads.name,
+            num_threads=None if team is None else team.warpgroups,
+            thread_name=None if team is None else team.axis,
             kernel_name=name,
         )
 
@@ -150,9 +151,6 @@ class Grid:
 
     def for_each(self, visit: Callable[[Grid], None]) -> None:
         """Calls `visit` with the grid at each position of this CTA."""
-        if not self.repeats:
-            visit(self.first)
-            return
 
         @nd_loop((self.count,), collective_axes=_TILES)
         def _(info: Any) -> None:
@@ -180,45 +178,25 @@ class Grid:
         return (*outer, *planar_snake(within, (rows, columns), 1, self.strip))
 
 
-@dataclasses.dataclass(frozen=True)
-class Threads:
-    """The compute warpgroups of a block.
+def team_of(count: int | None, axis: str | None, grid: Grid, name: str) -> Team | None:
+    """Returns the warpgroups of a block: `count` that compute; None: one alone.
 
-    Attributes:
-      count: number of warpgroups that run the body.
-      name: name of their axis.
+    Raises:
+      ArgumentError: there is a number without a name, or a name without a number.
     """
-
-    count: int
-    name: str
-
-    @classmethod
-    def of(cls, count: int | None, axis: str | None, name: str) -> Threads | None:
-        """Returns the warpgroups of a call; None: one without an axis.
-
-        Raises:
-          ArgumentError: there is a number without a name, or a name without a number.
-        """
-        if count is None and axis is None:
-            return None
-        if count is None or axis is None:
-            raise errors.ArgumentError(
-                f"pallas_call {name}: num_threads and thread_name belong together",
-                expected="both, or none of them",
-                got=f"num_threads={count}, thread_name={axis!r}",
-                hint="pass both: the body tells its warpgroups apart by "
-                "lax.axis_index(thread_name)",
-                where=_jax.where_now(),
-            )
-        return cls(count, axis)
-
-    def memory_registers(self, grid: Grid) -> int | None:
-        """Returns the registers of the memory warpgroup; None: there is none."""
-        return _MEMORY_REGISTERS if grid.sequential else None
-
-    def launched(self, grid: Grid) -> int:
-        """Returns the number of warpgroups of a block."""
-        return self.count + (1 if grid.sequential else 0)
+    if count is None and axis is None:
+        return None
+    if count is None or axis is None:
+        raise errors.ArgumentError(
+            f"pallas_call {name}: num_threads and thread_name belong together",
+            expected="both, or none of them",
+            got=f"num_threads={count}, thread_name={axis!r}",
+            hint="pass both: the body tells its warpgroups apart by "
+            "lax.axis_index(thread_name)",
+            where=_jax.where_now(),
+        )
+    registers = _MEMORY_REGISTERS if grid.sequential else None
+    return Team(count, axis, count, registers, last=True, again=grid.repeats)
 
 
 def _axis_name(axis: int) -> str:

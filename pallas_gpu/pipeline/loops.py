@@ -232,14 +232,6 @@ def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, 
     )
 
 
-def ravel(indices: Sequence[Any], grid: Sequence[Any]) -> Any:
-    """Converts indices to a row-major position, as an i32 scalar."""
-    linear: Any = jnp.int32(0)
-    for index, size in zip(indices, grid, strict=True):
-        linear = linear * size + index
-    return linear
-
-
 def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     digits: list[Any] = []
     for size in reversed(sizes[1:]):

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_gpu import types
+from pallas_gpu.entry import control
 from pallas_gpu.pipeline.blocks import Stream
-from pallas_gpu.pipeline.loops import unravel
+from pallas_gpu.pipeline.memory import Named, Steps
 from pallas_gpu.pipeline.specialized.ring import ring_index
-from pallas_gpu.primitives import tma
+from pallas_gpu.pipeline.team import Team
+from pallas_gpu.primitives import mbarrier, tma
 
 # For each output whose block several consecutive steps share, the number of blocks
 # that are complete.
@@ -30,20 +32,21 @@ class Outputs:
 
     Attributes:
       streams: the outputs.
-      sizes: the grid.
-      steps: number of its steps.
-      slots: number of buffers of an output whose block changes.
+      steps: the steps.
+      team: the warpgroups, of which one stores; None: there is one.
     """
 
     streams: Sequence[Stream]
-    sizes: Sequence[Any]
-    steps: Any
-    slots: int
+    steps: Steps
+    team: Team | None
+
+    # --- which blocks -----------------------------------------------------------------
 
     @functools.cached_property
     def _axes(self) -> list[int]:
         """The axes with several steps."""
-        return [a for a, n in enumerate(self.sizes) if not isinstance(n, int) or n > 1]
+        sizes = enumerate(self.steps.sizes)
+        return [a for a, n in sizes if not isinstance(n, int) or n > 1]
 
     def _fixed(self, stream: Stream) -> bool:
         """Whether all steps have the same block."""
@@ -55,108 +58,192 @@ class Outputs:
         A last axis of a size known at run time only may have one step.
         """
         last = self._axes[-1]
-        several = isinstance(self.sizes[last], int) or len(self._axes) == 1
+        several = isinstance(self.steps.sizes[last], int) or len(self._axes) == 1
         return not (several and stream.moves_along(last))
 
     @functools.cached_property
     def _returns(self) -> bool:
         """Whether what one store writes may be stored again after another one."""
-        return any(self._may_return(stream) for stream in self.moving)
 
-    def _may_return(self, stream: Stream) -> bool:
-        sizes = {axis: self.sizes[axis] for axis in self._axes if axis in stream.axes}
-        ignored = set(self._axes[: max(stream.axes)]) - stream.axes
-        return bool(ignored) or not stream.is_disjoint(sizes)
+        def may_return(stream: Stream) -> bool:
+            sizes = {a: self.steps.sizes[a] for a in self._axes if a in stream.axes}
+            ignored = set(self._axes[: max(stream.axes)]) - stream.axes
+            return bool(ignored) or not stream.is_disjoint(sizes)
+
+        return any(map(may_return, self.moving))
 
     @functools.cached_property
     def moving(self) -> list[Stream]:
         """Outputs whose block changes."""
         return [s for s in self.streams if not self._fixed(s)]
 
-    def declarations(self) -> list[types.ScratchType]:
-        """Returns the declarations of the buffers."""
-        return [s.buffers(1 if self._fixed(s) else self.slots) for s in self.streams]
-
-    def start(self) -> Visits:
-        """Returns the state before the first step."""
-        return tuple(jnp.int32(0) for s in self.moving if self._revisited(s))
-
-    def refs(self, buffers: Sequence[Any], step: Any, visits: Visits) -> list[Any]:
-        """Returns the buffer of each output for a step."""
-        counts = iter(visits)
-        return [
-            buffer.at[0]
-            if self._fixed(stream)
-            else buffer.at[
-                ring_index(
-                    next(counts) if self._revisited(stream) else step, self.slots
-                )
-            ]
-            for stream, buffer in zip(self.streams, buffers, strict=True)
-        ]
-
-    def wait_for_buffers(self) -> None:
-        """Waits until the copies from the buffers of the next step have read them."""
-        if self._returns:
-            # The later store of a block overwrites the earlier one.
-            tma.wait_smem_to_gmem(0)
-        elif self.moving:
-            tma.wait_smem_to_gmem(self.slots - 1, wait_read_only=True)
-
-    def store(self, refs: Sequence[Any], step: Any) -> None:
-        """Starts the copies of the blocks that a step completes.
-
-        Args:
-          refs: the buffers of the step, which `commit_smem` has published.
-          step: the step.
-        """
-        here = unravel(step, self.sizes)
-        for stream, ref in zip(self.streams, refs, strict=True):
-            if self._fixed(stream):
-                continue
-            complete = None
-            if self._revisited(stream):
-                complete = self._completes(stream, step)
-            tma.copy_smem_to_gmem(
-                ref, stream.window(here), predicate=complete, commit_group=False
-            )
-        if self.moving:
-            tma.commit_smem_to_gmem_group()
-
-    def after(self, step: Any, visits: Visits) -> Visits:
-        """Returns the state after a step."""
-        shared = [s for s in self.moving if self._revisited(s)]
-        return tuple(
-            count + self._completes(stream, step).astype(jnp.int32)
-            for stream, count in zip(shared, visits, strict=True)
-        )
-
     def completes(self, stream: Stream, step: Any) -> Any:
-        """Returns whether a step is the last one of a block's visit."""
+        """Returns whether the next step has another block, or there is none."""
+        steps = self.steps
         if self._fixed(stream):
-            one = isinstance(self.steps, int) and self.steps == 1
-            return True if one else step + 1 == self.steps
-        return self._completes(stream, step) if self._revisited(stream) else True
-
-    def _completes(self, stream: Stream, step: Any) -> Any:
-        """Whether the next step has another block, or there is none."""
-        here = stream.block_index(unravel(step, self.sizes))
-        following = jnp.minimum(step + 1, self.steps - 1)
-        there = stream.block_index(unravel(following, self.sizes))
-        changed = step + 1 == self.steps
+            return True if steps.once else step + 1 == steps.count
+        if not self._revisited(stream):
+            return True
+        here = stream.block_index(steps.indices(step))
+        following = jnp.minimum(step + 1, steps.count - 1)
+        there = stream.block_index(steps.indices(following))
+        changed = step + 1 == steps.count
         for a, b in zip(here, there, strict=True):
             if not (isinstance(a, int) and isinstance(b, int)):
                 changed = changed | (a != b)
         return changed
 
-    def store_fixed(self, buffers: Sequence[Any]) -> None:
-        """Starts the copies of the blocks that all steps shared."""
-        if isinstance(self.steps, int) and self.steps == 0:
+    # --- memory -----------------------------------------------------------------------
+
+    def memory(self) -> dict[str, Any]:
+        """Returns the buffers, and the barriers of a team that shares them."""
+        slots, streams, team = self.steps.slots, self.streams, self.team
+        found: dict[str, Any] = {
+            "buffers": [
+                Named.blocks(s, 1 if self._fixed(s) else slots) for s in streams
+            ]
+        }
+        if team is None or not self._shared:
+            return found
+        barriers = {"done": types.Barrier(num_arrivals=team.compute)}
+        if self.moving:
+            barriers["free"] = types.Barrier(num_barriers=slots)
+            barriers["ready"] = types.Barrier(
+                num_arrivals=team.compute, num_barriers=slots
+            )
+        if self._reused:
+            barriers["stored"] = types.Barrier()
+        return found | {k: Named.barrier(k, streams, b) for k, b in barriers.items()}
+
+    @property
+    def _shared(self) -> bool:
+        """Whether several warpgroups write the same outputs."""
+        return self.team is not None and self.team.compute > 1 and bool(self.streams)
+
+    @property
+    def _reused(self) -> bool:
+        """Whether a next pipeline may use the same buffers."""
+        return self.team is None or self.team.again or not self.team.last
+
+    def _by_one(
+        self, work: Callable[[], None], *, gathered: Any = None, done: Any = None
+    ) -> None:
+        """Runs `work` in the warpgroup that stores.
+
+        Args:
+          work: what it does.
+          gathered: if several warpgroups compute, the barrier on which all arrive
+            before; None: they need not.
+          done: the barrier on which all wait until it has been done.
+        """
+        team = self.team
+        if team is None or not self._shared:
+            work()
             return
-        written = None if isinstance(self.steps, int) else self.steps > 0
-        position = [jnp.int32(0)] * len(self.sizes)
-        for stream, buffer in zip(self.streams, buffers, strict=True):
+        if gathered is not None:
+            mbarrier.barrier_arrive(gathered)
+
+        @control.when(team.stores())
+        def _():
+            if gathered is not None:
+                mbarrier.barrier_wait(gathered)
+            work()
+            if done is not None:
+                mbarrier.barrier_arrive(done)
+
+        if done is not None:
+            mbarrier.barrier_wait(done)
+
+    # --- steps ------------------------------------------------------------------------
+
+    def start(self) -> Visits:
+        """Returns the state before the first step."""
+        return tuple(jnp.int32(0) for s in self.moving if self._revisited(s))
+
+    def refs(self, memory: dict[str, Any], step: Any, visits: Visits) -> list[Any]:
+        """Returns the buffer of each output for a step."""
+        counts, slots = iter(visits), self.steps.slots
+        return [
+            buffer.at[0]
+            if self._fixed(stream)
+            else buffer.at[
+                ring_index(next(counts) if self._revisited(stream) else step, slots)
+            ]
+            for stream, buffer in zip(self.streams, memory["buffers"], strict=True)
+        ]
+
+    def wait_for_buffers(self, memory: dict[str, Any], step: Any) -> None:
+        """Waits until the copies from the buffers of a step have read them."""
+        if self.moving:
+            free = self._slot(memory, "free", step)
+            self._by_one(self._wait_for_copies, done=free)
+
+    def _wait_for_copies(self) -> None:
+        if self._returns:
+            # The later store of a block overwrites the earlier one.
+            tma.wait_smem_to_gmem(0)
+        else:
+            tma.wait_smem_to_gmem(self.steps.slots - 1, wait_read_only=True)
+
+    def _slot(self, memory: dict[str, Any], barrier: str, step: Any) -> Any:
+        if not self._shared:
+            return None
+        return memory[barrier].at[ring_index(step, self.steps.slots)]
+
+    def store(self, memory: dict[str, Any], refs: Sequence[Any], step: Any) -> None:
+        """Starts the copies of the blocks that a step completes.
+
+        Args:
+          memory: buffers and barriers.
+          refs: the buffers of the step.
+          step: the step.
+        """
+        if self.moving:
+            tma.commit_smem()
+            copies = functools.partial(self._store, refs, step)
+            self._by_one(copies, gathered=self._slot(memory, "ready", step))
+
+    def _store(self, refs: Sequence[Any], step: Any) -> None:
+        here = self.steps.indices(step)
+        for stream, ref in zip(self.streams, refs, strict=True):
             if self._fixed(stream):
+                continue
+            complete = self.completes(stream, step)
+            tma.copy_smem_to_gmem(
+                ref,
+                stream.window(here),
+                predicate=None if complete is True else complete,
+                commit_group=False,
+            )
+        tma.commit_smem_to_gmem_group()
+
+    def after(self, step: Any, visits: Visits) -> Visits:
+        """Returns the state after a step."""
+        shared = [s for s in self.moving if self._revisited(s)]
+        return tuple(
+            count + self.completes(stream, step).astype(jnp.int32)
+            for stream, count in zip(shared, visits, strict=True)
+        )
+
+    def finish(self, memory: dict[str, Any]) -> None:
+        """Stores the blocks that all steps shared, and waits for all copies."""
+        if not self.streams:
+            return
+        tma.commit_smem()
+        self._by_one(
+            functools.partial(self._store_last, memory),
+            gathered=memory.get("done"),
+            done=memory.get("stored"),
+        )
+
+    def _store_last(self, memory: dict[str, Any]) -> None:
+        count, first = self.steps.count, self.steps.shared.indices(0)
+        written = None if isinstance(count, int) else count > 0
+        for stream, buffer in zip(self.streams, memory["buffers"], strict=True):
+            if self._fixed(stream) and not (isinstance(count, int) and count == 0):
                 tma.copy_smem_to_gmem(
-                    buffer.at[0], stream.window(position), predicate=written
+                    buffer.at[0], stream.window(first), predicate=written
                 )
+        tma.wait_smem_to_gmem(
+            0, wait_read_only=self.team is not None and self.team.last
+        )

@@ -19,7 +19,7 @@ from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry import mutable, over_arrays, scope
 from pallas_gpu.entry.caching import repeated
 from pallas_gpu.pipeline import call_specs
-from pallas_gpu.pipeline.grid import Grid, Threads
+from pallas_gpu.pipeline.grid import Grid, team_of
 from pallas_gpu.pipeline.program import Program
 from pallas_gpu.pipeline.scratch import Scratch
 from pallas_gpu.types.mesh import MAX_WARPGROUPS
@@ -153,19 +153,9 @@ def pallas_call(
         kernel_lib.check_types(out_shape, f"pallas_call {name}: out_shape")
         scratch = Scratch.of(spec.scratch_shapes)
         axes = Grid.of(spec.grid, params, name)
-        threads = Threads.of(num_threads, thread_name, name)
-        mesh = axes.mesh(name, threads)
-    program = functools.partial(
-        Program,
-        kernel=kernel,
-        grid=axes,
-        prefetched=spec.num_scalar_prefetch,
-        scratch=scratch,
-        threads=threads,
-        depth=params.max_concurrent_steps,
-        memory=params.block_memory_space,
-        name=name,
-    )
+        team = team_of(num_threads, thread_name, axes, name)
+        mesh = axes.mesh(name, team)
+    program = Program(kernel, spec, params, axes, scratch, team, name)
     kept = repeated.Kept((kernel, *call_specs.index_maps(spec)), interpret)
     launch = functools.partial(
         kernel_lib.launch_body,
@@ -176,8 +166,7 @@ def pallas_call(
         debug=debug,
         kept=kept,
     )
-    aliases = dict(input_output_aliases or {})
-    call = _Call(program, launch, spec, out_shape, aliases, name)
+    call = _Call(program, launch, out_shape, dict(input_output_aliases or {}))
     return over_arrays.OverArrays(lambda *args: call(*args), kernel, kept)
 
 
@@ -186,37 +175,33 @@ class _Call:
     """A `pallas_call` as a function over arrays.
 
     Attributes:
-      program: makes the body of a CTA from block specs.
+      program: the body of a CTA, of the author's specs.
       launch: traces and launches it.
-      spec: grid, block specs and scratch.
       out_shape: types of the results.
       aliases: arguments whose array is a result's, by their positions.
-      name: of the call.
     """
 
-    program: Callable[..., Program]
+    program: Program
     launch: Callable[..., Any]
-    spec: call_specs.Spec
     out_shape: Any
     aliases: Mapping[int, int]
-    name: str
 
     def __call__(self, *args: Any) -> Any:
-        n, who = self.spec.num_scalar_prefetch, f"pallas_call {self.name}"
-        call_specs.check_prefetched(args, n, self.name)
-        program = self.program(
+        program, outs = self.program, self.out_shape
+        spec, who = program.spec, program.who
+        n = spec.num_scalar_prefetch
+        call_specs.check_prefetched(args, n, program.name)
+        spec = dataclasses.replace(
+            spec,
             in_specs=call_specs.block_specs(
-                self.spec.in_specs, args[n:], f"{who}: in_specs"
+                spec.in_specs, args[n:], f"{who}: in_specs"
             ),
-            out_specs=call_specs.block_specs(
-                self.spec.out_specs, self.out_shape, f"{who}: out_specs"
-            ),
+            out_specs=call_specs.block_specs(spec.out_specs, outs, f"{who}: out_specs"),
         )
-        pairs = call_specs.aliases(self.aliases, args, self.out_shape, n, self.name)
-        in_tree, outs = call_specs.structure(args[n:]), self.out_shape
-        out_tree = jax.tree.structure(
-            tuple(outs) if isinstance(outs, tuple | list) else (outs,)
-        )
+        program = dataclasses.replace(program, spec=spec)
+        pairs = call_specs.aliases(self.aliases, args, outs, n, program.name)
+        in_tree = call_specs.structure(args[n:])
+        out_tree = call_specs.structure(call_specs.at_top(outs))
 
         @functools.wraps(program.kernel)
         def body(*refs):

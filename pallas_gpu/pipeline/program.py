@@ -7,20 +7,18 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import scope
-from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.entry.scoped import scoped
+from pallas_gpu.entry import check, scope
+from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.blocks import Stream, checked
-from pallas_gpu.pipeline.division import Division
-from pallas_gpu.pipeline.emit import Pipeline, check_depth
-from pallas_gpu.pipeline.grid import Grid, Threads
+from pallas_gpu.pipeline.emit import check_depth
+from pallas_gpu.pipeline.executor import Pipeline
+from pallas_gpu.pipeline.grid import Grid
 from pallas_gpu.pipeline.scratch import Scratch
-from pallas_gpu.pipeline.shared import require_own_parts
-from pallas_gpu.pipeline.streams import Body, Streams
+from pallas_gpu.pipeline.streams import Body, Streams, body_names
+from pallas_gpu.pipeline.team import Team
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,29 +27,26 @@ class Program:
 
     Attributes:
       kernel: the author's function.
+      spec: the specs, a list with one for each argument that no index map reads, and a
+        list with one for each result.
+      params: parameters.
       grid: the grid.
-      prefetched: number of arguments that index maps read.
-      in_specs, out_specs: a spec for each other argument, and for each result.
       scratch: the author's scratch.
-      threads: the compute warpgroups of a block; None: one, which copies as well.
-      depth: number of buffers of a block that changes.
-      memory: of blocks whose spec names none.
+      team: the warpgroups of a block; None: one, which copies as well.
       name: of the call.
     """
 
     kernel: Callable[..., None]
+    spec: call_specs.Spec
+    params: types.CompilerParams
     grid: Grid
-    prefetched: int
-    in_specs: Sequence[types.BlockSpec]
-    out_specs: Sequence[types.BlockSpec]
     scratch: Scratch
-    threads: Threads | None
-    depth: int
-    memory: types.MemorySpace | None
+    team: Team | None
     name: str
 
     @property
-    def _who(self) -> str:
+    def who(self) -> str:
+        """Its name in messages."""
         return f"pallas_call {self.name}"
 
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
@@ -61,161 +56,87 @@ class Program:
           refs: references in GMEM: prefetched arguments, other ones, results.
           in_tree, out_tree: structures of the body's arguments for the last two.
         """
+        depth = self.params.max_concurrent_steps
         if self.grid.sequential:
-            check_depth(self._who, self.depth, (*self.in_specs, *self.out_specs))
-        names = self._names(in_tree, out_tree)
+            check_depth(self.who, depth, (*self.spec.in_specs, *self.spec.out_specs))
+        n = self.spec.num_scalar_prefetch
+        names = body_names(self.kernel, n, in_tree, out_tree, *self.scratch.arguments)
+        read, own_names = refs[:n], names[len(refs) - n :]
 
-        def at(grid: Grid) -> tuple[Program, Streams]:
-            program = dataclasses.replace(self, grid=grid)
-            with scope.locating(self.kernel):
-                return program, program._streams(refs, names, in_tree, out_tree)
+        def with_shared(shared: Scratch) -> None:
+            scratch = shared
 
-        prefetched, scratch_names = refs[: self.prefetched], names[len(refs) :]
-        if self.threads is not None:
-            self._in_several(at, prefetched, scratch_names, self.threads)
-            return
+            def over(grid: Grid) -> Pipeline:
+                program = dataclasses.replace(self, grid=grid)
 
-        def tile(grid: Grid) -> None:
-            program, streams = at(grid)
-            program._in_one_warpgroup(streams, prefetched, scratch_names)
+                def step(indices: Sequence[Any], *blocks: Any) -> None:
+                    positional, named = scratch.arguments
+                    program._call(indices, (*read, *blocks, *positional), named)
 
-        self.grid.for_each(tile)
+                with scope.locating(self.kernel):
+                    streams = program._streams(refs, names, in_tree, out_tree)
+                body = Body(step, self.who, has_carry=False)
+                return Pipeline.of(body, streams, grid.steps, depth, self.team)
 
-    def _in_one_warpgroup(
-        self, streams: Streams, prefetched: Sequence[Any], names: Sequence[str]
-    ) -> None:
-        """Copies and computes in the only warpgroup."""
-        held = [s for s in (*streams.inputs, *streams.outputs) if s.needs_buffer]
-        if not held:
-            self._with_scratch(streams, prefetched, names)
-            return
+            def context(pipeline: Callable[[], None]) -> None:
+                def with_own(own: Scratch) -> None:
+                    nonlocal scratch
+                    scratch = own
+                    pipeline()
 
-        def with_buffers(*buffers: Any) -> None:
-            placed = streams.holding(list(zip(held, buffers, strict=True)))
-            self._with_scratch(placed, prefetched, names)
-
-        declared = [s.buffers(1) for s in held]
-        scoped(with_buffers, declared, {}, (), [s.name for s in held])
-
-    def _with_scratch(
-        self, streams: Streams, prefetched: Sequence[Any], names: Sequence[str]
-    ) -> None:
-        scratch = self.scratch
-
-        def with_scratch(*positional: Any, **named: Any) -> None:
-            def step(indices: Sequence[Any], *blocks: Any) -> None:
-                streams.fetch(indices)
-                self._call(indices, (*prefetched, *blocks, *positional), named)
-                streams.flush(indices, self.grid.steps)
-
-            body = Body(step, self._who, has_carry=False)
-            Pipeline(body, streams, self.grid.steps, self.depth).run(None)
-
-        if scratch.is_empty:
-            with_scratch()
-        else:
-            scoped(with_scratch, scratch.positional, scratch.named, (), names)
-
-    def _in_several(
-        self,
-        at: Callable[[Grid], tuple[Program, Streams]],
-        prefetched: Sequence[Any],
-        names: Sequence[str],
-        threads: Threads,
-    ) -> None:
-        """Computes in several warpgroups; another one copies along sequential axes."""
-        scratch = self.scratch
-
-        def with_shared(*shared: Any) -> None:
-            def division(grid: Grid) -> Division:
-                program, streams = at(grid)
-
-                def step(indices: Sequence[Any], *operands: Any) -> Any:
-                    *blocks, own = operands
-                    positional, named = scratch.arguments(shared, own)
-                    refs = (*prefetched, *blocks, *positional)
-                    program._call(indices, refs, named)
-                    return own
-
-                return Division.of(
-                    Body(step, self._who, has_carry=True),
-                    streams,
-                    grid.steps,
-                    self.depth,
-                    compute_wgs=threads.count,
-                    axis=threads.name,
-                    memory_registers=threads.memory_registers(grid),
-                    last=True,
-                    again=grid.repeats,
-                )
-
-            def context(pipeline: Callable[..., Any]) -> None:
-                def with_own(*own: Any) -> None:
-                    pipeline(own)
-
-                scratch.own(with_own, names)
+                shared.allocate(with_own, own_names, (), per_warpgroup=True)
 
             def run(memory: Any) -> None:
-                self.grid.for_each(
-                    lambda grid: division(grid).run(memory, context=context)
-                )
+                if not self.grid.repeats:
+                    first.run(memory, context=context)
+                    return
+                self.grid.for_each(lambda grid: over(grid).run(memory, context=context))
 
-            first = division(self.grid.first)
-            buffers = jax.tree.leaves(first.names())
-            scoped(run, (first.declarations(),), {}, threads.name, buffers)
+            first = over(self.grid.first)
+            first.allocate(run)
 
-        scratch.shared(with_shared, names, threads.name)
+        axes = () if self.team is None else self.team.axis
+        self.scratch.allocate(with_shared, own_names, axes, per_warpgroup=False)
 
     def _call(
         self, indices: Sequence[Any], operands: Sequence[Any], named: dict[str, Any]
     ) -> None:
         """Calls the author's function at a step."""
         with scope.at_position(self.grid.position(*indices), self.grid.sizes):
-            result = scope.call(self._who, self.kernel, *operands, **named)
-        scope.require_none(self._who, self.kernel, result)
-
-    def _names(self, in_tree: Any, out_tree: Any) -> list[str]:
-        """Returns the body's names of all its references."""
-        first = [object()] * self.prefetched
-        ins = jax.tree.unflatten(in_tree, [object()] * in_tree.num_leaves)
-        outs = jax.tree.unflatten(out_tree, [object()] * out_tree.num_leaves)
-        operands = (*first, *ins, *outs, *self.scratch.positional)
-        return parameter_names(self.kernel, operands, self.scratch.named)
+            result = scope.call(self.who, self.kernel, *operands, **named)
+        scope.require_none(self.who, self.kernel, result)
 
     # --- arrays -----------------------------------------------------------------------
 
     def _streams(
         self, refs: Sequence[Any], names: Sequence[str], in_tree: Any, out_tree: Any
     ) -> Streams:
-        n, n_in = self.prefetched, len(self.in_specs)
-        rank = len(self.grid.sequential)
-        specs = [self._placed(spec) for spec in (*self.in_specs, *self.out_specs)]
+        spec, rank = self.spec, len(self.grid.sequential)
+        n, n_in = spec.num_scalar_prefetch, len(spec.in_specs)
+        specs = [self._placed(x) for x in (*spec.in_specs, *spec.out_specs)]
         read = tuple(refs[:n])
 
         def position(*steps: Any) -> Sequence[Any]:
             return (*self.grid.position(*steps), *read)
 
-        streams = [
-            Stream(ref, spec, rank, self._what(i), name, position)
-            for i, (ref, spec, name) in enumerate(
-                zip(refs[n:], specs, names[n : len(refs)], strict=True)
-            )
-        ]
-        streams = [
-            checked(stream, output=i >= n_in, multicast=False)
-            for i, stream in enumerate(streams)
-        ]
+        streams = []
+        arrays = zip(refs[n:], specs, names[: len(specs)], strict=True)
+        for i, (ref, placed, name) in enumerate(arrays):
+            stream = Stream(ref, placed, rank, self._what(i), name, position)
+            streams.append(checked(stream, output=i >= n_in, multicast=False))
         for i, stream in enumerate(streams):
             everywhere = dataclasses.replace(
                 stream,
                 grid_rank=len(self.grid.sizes),
                 position=lambda *indices: (*indices, *read),
             )
-            self._require_block_indices(everywhere)
+            for axis, size in enumerate(self.grid.sizes):
+                if isinstance(size, int) and size > 1:
+                    everywhere.require_block_indices(axis, size)
             if i >= n_in:
                 self._require_own_block(everywhere)
         first = [jnp.int32(0)] * rank
-        alone = self.threads is None
+        alone = self.team is None
         fitting = [stream.where_it_fits(first, alone) for stream in streams]
         for stream in fitting:
             stream.require_smem()
@@ -223,7 +144,7 @@ class Program:
 
     def _placed(self, spec: types.BlockSpec) -> types.BlockSpec:
         """Returns the spec; CTAs share a whole array of no stated memory in GMEM."""
-        memory = self.memory
+        memory = self.params.block_memory_space
         if memory is None and spec == types.no_block_spec and self.grid.parallel:
             memory = types.GMEM
         if memory is None or spec.memory_space is not None:
@@ -231,47 +152,61 @@ class Program:
         return spec.replace(memory_space=memory)
 
     def require_own_parts(self, jaxpr: _jax.Jaxpr, results: Sequence[Any]) -> None:
-        """Refuses a body that stores the same part of a shared result in each CTA.
+        """Refuses a body in which each CTA stores the same elements of a whole result.
+
+        That is certain where the index is static and nothing orders the CTAs. The
+        emulator finds the other cases, as races.
 
         Args:
           jaxpr: the traced body of the kernel.
           results: its references to the results.
 
         Raises:
-          ArgumentError: see `shared.require_own_parts`.
+          ArgumentError: there is such a store.
         """
-        specs = zip(results, self.out_specs, strict=True)
+        specs = zip(results, self.spec.out_specs, strict=True)
+        n_in = len(self.spec.in_specs)
         shared = {
-            ref: self._what(len(self.in_specs) + i)
+            ref: self._what(n_in + i)
             for i, (ref, spec) in enumerate(specs)
             if spec == types.no_block_spec
         }
-        axes = [f"axis {a} of size {self.grid.sizes[a]}" for a in self.grid.several]
-        if shared and axes:
-            require_own_parts(jaxpr, shared, ", ".join(axes))
+        if not shared or not self.grid.several:
+            return
+        stores = check.results.certain_stores(
+            jaxpr, check.parts.Stores(jaxpr, shared, ())
+        )
+        found = next((x for x in stores if not x[2].window.dynamic), None)
+        if found is None:
+            return
+        ref, site, _ = found
+        raise errors.ArgumentError(
+            f"{shared[ref]}: several CTAs write the same elements",
+            expected="a part of its own for each CTA: without a block spec the result "
+            "is the whole array, in GMEM",
+            got="the same part of the array for each CTA along "
+            f"{self._axes(self.grid.several)}",
+            hint="pass plgpu.BlockSpec(block_shape, index_map), one block a CTA; "
+            "or index the result by plgpu.program_id; or make the axis sequential, "
+            "dimension_semantics 'arbitrary'",
+            where=site.where,
+        )
+
+    def _axes(self, axes: Sequence[int]) -> str:
+        return ", ".join(f"axis {a} of size {self.grid.sizes[a]}" for a in axes)
 
     def _what(self, i: int) -> str:
-        n_in = len(self.in_specs)
+        n_in = len(self.spec.in_specs)
         kind, index = "result", i - n_in
         if i < n_in:
-            kind, index = "argument", self.prefetched + i
-        return f"{kind} {index} of {self._who}"
-
-    def _require_block_indices(self, stream: Stream) -> None:
-        """Refuses an index map that multiplies the index of a block by its size."""
-        for a, n in enumerate(self.grid.sizes):
-            if isinstance(n, int) and n > 1:
-                stream.require_block_indices(a, n)
+            kind, index = "argument", self.spec.num_scalar_prefetch + i
+        return f"{kind} {index} of {self.who}"
 
     def _require_own_block(self, stream: Stream) -> None:
         """Refuses an output of which several CTAs write the same block."""
         if stream.spec.memory_space is types.GMEM:
             return
-        ignored = [
-            f"axis {a} of size {self.grid.sizes[a]}"
-            for a in self.grid.several
-            if a not in stream.axes
-        ]
+        ignored = [a for a in self.grid.several if a not in stream.axes]
         if not ignored:
             return
         spec = stream.spec
@@ -282,9 +217,9 @@ class Program:
         raise errors.ArgumentError(
             f"{stream.what}: several CTAs write the same block",
             expected="an index map that uses every parallel grid axis",
-            got=f"an index map that ignores {', '.join(ignored)}"
+            got=f"an index map that ignores {self._axes(ignored)}"
             if mapped is not None
-            else f"the same part of the array for each CTA along {', '.join(ignored)}",
+            else f"the same part of the array for each CTA along {self._axes(ignored)}",
             hint=f"{blocks}; or make it sequential, dimension_semantics 'arbitrary'; "
             "or pass plgpu.BlockSpec(memory_space=plgpu.GMEM) and let each CTA store "
             "its own part of the array",

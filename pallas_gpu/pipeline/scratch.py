@@ -15,62 +15,57 @@ from pallas_gpu.entry.scoped import is_declaration, scoped
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """Declarations of scratch references.
+    """Scratch as declared, with references in place of what has been allocated.
 
     Attributes:
-      positional: of the body's last positional arguments.
-      named: of its keyword arguments.
+      leaves: declarations and references.
+      tree: structure of the body's last positional arguments and keyword arguments.
     """
 
-    positional: tuple[Any, ...]
-    named: dict[str, Any]
+    leaves: list[Any]
+    tree: Any
 
     @classmethod
     def of(cls, declared: Any) -> Scratch:
         """Returns the scratch that an author has declared."""
-        return cls(*kernel_lib.scratch_of(declared))
+        arguments = kernel_lib.scratch_of(declared)
+        return cls(*jax.tree.flatten(arguments, is_leaf=is_declaration))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there are none."""
-        return not self._leaves()
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Those of the body, by position and by name."""
+        return jax.tree.unflatten(self.tree, self.leaves)
 
-    def _leaves(self) -> list[Any]:
-        return jax.tree.leaves((self.positional, self.named), is_leaf=is_declaration)
-
-    def shared(self, f: Callable[..., Any], names: Sequence[str], axis: str) -> None:
-        """Calls `f` in all warpgroups with the references that they share."""
-        self._within(f, names, axis, per_warpgroup=False)
-
-    def own(self, f: Callable[..., Any], names: Sequence[str]) -> None:
-        """Calls `f` in one warpgroup with the references in its registers."""
-        self._within(f, names, (), per_warpgroup=True)
-
-    def _within(
+    def allocate(
         self,
-        f: Callable[..., Any],
+        f: Callable[[Scratch], None],
         names: Sequence[str],
         axes: Any,
+        *,
         per_warpgroup: bool,
     ) -> None:
-        leaves = zip(self._leaves(), names, strict=True)
-        wanted = [
-            (x, name)
-            for x, name in leaves
-            if x.memory_space.per_warpgroup is per_warpgroup
-        ]
-        if not wanted:
-            f()
-            return
-        scoped(f, [x for x, _ in wanted], {}, axes, [name for _, name in wanted])
+        """Calls `f` with the scratch, of which a part has been allocated.
 
-    def arguments(
-        self, shared: Sequence[Any], own: Sequence[Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the references as the body gets them."""
-        rest = {True: iter(own), False: iter(shared)}
-        leaves, tree = jax.tree.flatten(
-            (self.positional, self.named), is_leaf=is_declaration
-        )
-        refs = [next(rest[x.memory_space.per_warpgroup]) for x in leaves]
-        return jax.tree.unflatten(tree, refs)
+        Args:
+          f: the function.
+          names: of all leaves, for messages.
+          axes: the thread axis, if the warpgroups of a block share the part.
+          per_warpgroup: whether to allocate what is in the registers of a warpgroup.
+        """
+        part = [
+            i
+            for i, x in enumerate(self.leaves)
+            if is_declaration(x) and x.memory_space.per_warpgroup is per_warpgroup
+        ]
+
+        def with_refs(*refs: Any) -> None:
+            leaves = list(self.leaves)
+            for i, ref in zip(part, refs, strict=True):
+                leaves[i] = ref
+            f(dataclasses.replace(self, leaves=leaves))
+
+        if part:
+            declared, named = ([xs[i] for i in part] for xs in (self.leaves, names))
+            scoped(with_refs, declared, {}, axes, named)
+        else:
+            f(self)

@@ -4,22 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
 
 from pallas_gpu import errors, expect, types
-from pallas_gpu.entry import control, mutable, scope
+from pallas_gpu.entry import mutable, scope
 from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.pipeline import thread_copies
 from pallas_gpu.pipeline.blocks import Stream, checked
-from pallas_gpu.pipeline.inputs import Inputs
-from pallas_gpu.pipeline.loops import ravel
-from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.primitives import tma
 
 
 def block_specs(value: Any, what: str) -> tuple[Any, ...]:
@@ -54,100 +47,29 @@ class Streams:
     in_tree: Any
     out_tree: Any
 
-    def over(self, grid: Sequence[Any], depth: int) -> tuple[Inputs, Outputs]:
-        """Returns those with buffers, in a loop with up to `depth` steps in flight."""
-        steps = math.prod(grid)
-        slots = min(depth, max(steps, 1)) if isinstance(steps, int) else depth
-        inputs = [s for s in self.inputs if s.buffered]
-        outputs = [s for s in self.outputs if s.buffered]
-        return Inputs(inputs, grid, steps, slots), Outputs(outputs, grid, steps, slots)
-
-    def holding(self, buffers: Sequence[tuple[Stream, Any]]) -> Streams:
-        """Returns the arrays with buffers for blocks that threads copy.
-
-        Args:
-          buffers: streams, each with a reference in SMEM to one block.
-        """
-
-        def placed(stream: Stream) -> Stream:
-            buffer = next((b for s, b in buffers if s is stream), None)
-            if buffer is None:
-                return stream
-            return dataclasses.replace(stream, held=buffer.at[0])
-
-        return dataclasses.replace(
-            self,
-            inputs=[placed(s) for s in self.inputs],
-            outputs=[placed(s) for s in self.outputs],
-        )
-
-    def fetch(self, indices: Sequence[Any]) -> None:
-        """Copies the blocks of a step that threads copy, and publishes them."""
-        held = [stream for stream in self.inputs if stream.held is not None]
-        for stream in held:
-            thread_copies.fetch(stream, indices)
-        if held:
-            tma.commit_smem()
-
-    def flush(self, indices: Sequence[Any], grid: Sequence[Any]) -> None:
-        """Stores the blocks that threads copy and that a step completes.
-
-        The buffer of a block is written by all steps that have it, and may be written
-        by the last of them only.
-
-        Args:
-          indices: the position of the step.
-          grid: sizes of the axes.
-        """
-        held = [stream for stream in self.outputs if stream.held is not None]
-        if not held:
-            return
-        outputs, step = Outputs(held, grid, math.prod(grid), 1), ravel(indices, grid)
-        for stream in held:
-            store = functools.partial(thread_copies.flush, stream, indices)
-            control.when(outputs.completes(stream, step))(store)
-
     def operands(
-        self, read: Sequence[Any], written: Sequence[Any], indices: Sequence[Any]
+        self, buffers: Mapping[Stream, Any], indices: Sequence[Any]
     ) -> list[Any]:
         """Returns the body's arguments at a position.
 
         Args:
-          read, written: the buffers of inputs and outputs.
+          buffers: buffers in SMEM; the body accesses other blocks in GMEM.
           indices: the position.
         """
+
+        def accessed(stream: Stream) -> Any:
+            if stream in buffers:
+                return buffers[stream]
+            return stream.window(indices) if stream.direct else stream.ref
+
         return [
-            *jax.tree.unflatten(self.in_tree, _accessed(self.inputs, read, indices)),
-            *jax.tree.unflatten(
-                self.out_tree, _accessed(self.outputs, written, indices)
-            ),
+            *jax.tree.unflatten(self.in_tree, map(accessed, self.inputs)),
+            *jax.tree.unflatten(self.out_tree, map(accessed, self.outputs)),
         ]
 
-    def barriers(self, found: Sequence[Any]) -> list[Any]:
-        """Returns the body's arguments for barriers of inputs.
-
-        Args:
-          found: a barrier for each input whose block changes; others have None.
-        """
-        rest = iter(found)
-        own = [next(rest) if s.buffered and s.axes else None for s in self.inputs]
-        return [*jax.tree.unflatten(self.in_tree, own)]
-
-
-def _accessed(
-    streams: Sequence[Stream], buffers: Sequence[Any], indices: Sequence[Any]
-) -> list[Any]:
-    """Returns what the body accesses: a buffer, a block in GMEM, or all of an array."""
-    rest = iter(buffers)
-
-    def accessed(stream: Stream) -> Any:
-        if stream.buffered:
-            return next(rest)
-        if stream.held is not None:
-            return stream.held
-        return stream.window(indices) if stream.direct else stream.ref
-
-    return [accessed(stream) for stream in streams]
+    def barriers(self, found: Mapping[Stream, Any]) -> list[Any]:
+        """Returns the body's arguments for barriers of inputs; None where none is."""
+        return [*jax.tree.unflatten(self.in_tree, map(found.get, self.inputs))]
 
 
 def streams_of(
@@ -182,26 +104,44 @@ def streams_of(
         )
     ins, in_specs, in_tree = _flat(body.who, "input", refs[:n_in], in_specs)
     outs, out_specs, out_tree = _flat(body.who, "output", refs[n_in:], out_specs)
-    names = iter(body.names(in_tree, out_tree))
-    return Streams(
-        [
+    names = iter(body_names(body.function, 1, in_tree, out_tree))
+
+    def streams(kind: str, refs: Any, specs: Any) -> list[Stream]:
+        return [
             checked(
-                Stream(r, s, grid_rank, f"input {i} of {body.who}", next(names)),
-                output=False,
+                Stream(ref, spec, grid_rank, f"{kind} {i} of {body.who}", next(names)),
+                output=kind == "output",
                 multicast=multicast,
             )
-            for i, (r, s) in enumerate(zip(ins, in_specs, strict=True))
-        ],
-        [
-            checked(
-                Stream(r, s, grid_rank, f"output {i} of {body.who}", next(names)),
-                output=True,
-            )
-            for i, (r, s) in enumerate(zip(outs, out_specs, strict=True))
-        ],
-        in_tree,
-        out_tree,
-    )
+            for i, (ref, spec) in enumerate(zip(refs, specs, strict=True))
+        ]
+
+    read = streams("input", ins, in_specs)
+    return Streams(read, streams("output", outs, out_specs), in_tree, out_tree)
+
+
+def body_names(
+    function: Callable[..., Any],
+    first: int,
+    in_tree: Any,
+    out_tree: Any,
+    last: Sequence[Any] = (),
+    named: dict[str, Any] | None = None,
+) -> list[str]:
+    """Returns a body's names of its references, flat.
+
+    Args:
+      function: the body.
+      first: number of arguments before the inputs, which are left out.
+      in_tree, out_tree: structures of its inputs and outputs.
+      last, named: arguments after the outputs, and those by name.
+    """
+    blocks = [
+        jax.tree.unflatten(tree, [object()] * tree.num_leaves)
+        for tree in (in_tree, out_tree)
+    ]
+    arguments = (*[object()] * first, *blocks[0], *blocks[1], *last)
+    return parameter_names(function, arguments, named or {})[first:]
 
 
 def _flat(
@@ -232,14 +172,6 @@ class Body:
     function: Callable[..., Any]
     who: str
     has_carry: bool
-
-    def names(self, in_tree: Any, out_tree: Any) -> list[str]:
-        """Returns the body's names of its inputs and outputs, flat."""
-        count = in_tree.num_leaves + out_tree.num_leaves
-        leaves = [object()] * count
-        ins = jax.tree.unflatten(in_tree, leaves[: in_tree.num_leaves])
-        outs = jax.tree.unflatten(out_tree, leaves[in_tree.num_leaves :])
-        return parameter_names(self.function, (object(), *ins, *outs), {})[1:]
 
     def call(self, indices: Any, operands: Sequence[Any], carry: Any) -> Any:
         """Calls the body for a step; returns the next carry.

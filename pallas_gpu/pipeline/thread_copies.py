@@ -3,44 +3,74 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import _jax, types
+from pallas_gpu.entry import control
 from pallas_gpu.layouts.window import is_contiguous
 from pallas_gpu.pipeline.blocks import Stream
-from pallas_gpu.primitives import registers
+from pallas_gpu.primitives import registers, tma
 from pallas_gpu.types.elements import stored_bits
 
+# A buffer in SMEM for a block of each of some arrays.
+Held = Mapping[Stream, Any]
 
-def fetch(stream: Stream, indices: Sequence[Any]) -> None:
-    """Copies a block from GMEM, by threads; elements outside of the array are 0."""
 
+def fetch(held: Held, streams: Sequence[Stream], indices: Sequence[Any]) -> None:
+    """Copies blocks of inputs at a position from GMEM, and publishes them.
+
+    Elements outside of the array are 0.
+    """
+    inputs = [stream for stream in streams if stream in held]
+    for stream in inputs:
+        _copy(stream, held[stream], indices, store=False)
+    if inputs:
+        tma.commit_smem()
+
+
+def flush(
+    held: Held,
+    streams: Sequence[Stream],
+    indices: Sequence[Any],
+    completes: Callable[[Stream], Any],
+) -> None:
+    """Stores the blocks of outputs that a step completes; not what is outside.
+
+    The buffer of a block is written by all steps that have it, and may be written by
+    the last of them only.
+
+    Args:
+      held: the buffers.
+      streams: the outputs.
+      indices: the position of the step.
+      completes: whether the step is the last one that has a stream's block.
+    """
+    for stream in streams:
+        if stream in held:
+            store = functools.partial(_copy, stream, held[stream], indices, store=True)
+            control.when(completes(stream))(store)
+
+
+def _copy(stream: Stream, buffer: Any, indices: Sequence[Any], *, store: bool) -> None:
     def whole() -> None:
-        view, held = _in_lines(stream, stream.window(indices))
-        held[...] = registers.load(view)
+        view, lines = _in_lines(stream, buffer, stream.window(indices))
+        if store:
+            view[...] = lines[...]
+        else:
+            lines[...] = registers.load(view)
 
     def part() -> None:
         view, mask = stream.window(indices), _mask(stream, indices)
-        stream.held[...] = registers.load(view, mask=mask)
-
-    stream.at_index_map(lambda: _whole_or_part(stream, indices, whole, part))
-
-
-def flush(stream: Stream, indices: Sequence[Any]) -> None:
-    """Copies a block to GMEM, by threads; what is outside is not stored."""
-
-    def whole() -> None:
-        view, held = _in_lines(stream, stream.window(indices))
-        view[...] = held[...]
-
-    def part() -> None:
-        view, mask = stream.window(indices), _mask(stream, indices)
-        registers.store(view, (), stream.held[...], mask=mask)
+        if store:
+            registers.store(view, (), buffer[...], mask=mask)
+        else:
+            buffer[...] = registers.load(view, mask=mask)
 
     stream.at_index_map(lambda: _whole_or_part(stream, indices, whole, part))
 
@@ -103,14 +133,14 @@ def _bounded(
             yield axis, start, n, size, anywhere
 
 
-def _in_lines(stream: Stream, view: types.RefView) -> tuple[Any, Any]:
+def _in_lines(stream: Stream, buffer: Any, view: types.RefView) -> tuple[Any, Any]:
     """Returns a block in GMEM and its buffer, both with one axis if possible.
 
     What is adjacent in memory has wider accesses than rows of odd sizes.
     """
     if len(stream.block_shape) > 1 and _is_line(stream, view):
-        return view.reshape(-1), stream.held.reshape(-1)
-    return view, stream.held
+        return view.reshape(-1), buffer.reshape(-1)
+    return view, buffer
 
 
 def _is_line(stream: Stream, view: types.RefView) -> bool:

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`emit_pipeline_warp_specialized`: one warpgroup copies, the others compute.
-
-The memory warpgroup fills rings of buffers; a barrier `full` of each buffer completes
-when its copies have arrived, a barrier `free` when all compute warpgroups, in all CTAs
-of a multicast, have released it.
-"""
+"""`emit_pipeline_warp_specialized`: one warpgroup copies, the others compute."""
 
 from __future__ import annotations
 
@@ -19,11 +14,13 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
-from pallas_gpu.entry.scoped import is_declaration, scoped
+from pallas_gpu.entry.scoped import is_declaration
 from pallas_gpu.pipeline import emit
-from pallas_gpu.pipeline.division import Division
+from pallas_gpu.pipeline.executor import Pipeline
 from pallas_gpu.pipeline.loops import Grid
+from pallas_gpu.pipeline.memory import declarations
 from pallas_gpu.pipeline.streams import BlockSpecs, Body, streams_of
+from pallas_gpu.pipeline.team import Team
 from pallas_gpu.types import values
 
 _WHO = "emit_pipeline_warp_specialized"
@@ -143,18 +140,20 @@ def emit_pipeline_warp_specialized(
             hint="omit memory_thread_idx: it is the last one",
         )
     return WarpSpecializedPipeline(
-        body=body,
+        body=Body(body, _WHO, compute_context is not None),
         grid=sizes,
-        in_specs=list(in_specs),
-        out_specs=list(out_specs),
+        in_specs=in_specs,
+        out_specs=out_specs,
         depth=max_concurrent_steps,
-        wg_axis=wg_axis,
-        compute_wgs=num_compute_wgs,
-        memory_wg=memory_thread_idx,
-        memory_registers=memory_registers,
+        team=Team(
+            num_compute_wgs,
+            wg_axis,
+            memory_thread_idx,
+            memory_registers,
+            separate_full=manual_produced_barriers,
+            manual_release=manual_consumed_barriers,
+        ),
         state=pipeline_state,
-        manual_produced=manual_produced_barriers,
-        manual_consumed=manual_consumed_barriers,
         context=compute_context,
     )
 
@@ -163,18 +162,13 @@ def emit_pipeline_warp_specialized(
 class WarpSpecializedPipeline:
     """A pipeline that `emit_pipeline_warp_specialized` has described."""
 
-    body: Callable[..., Any]
+    body: Body
     grid: tuple[Any, ...]
-    in_specs: list[Any]
-    out_specs: list[Any]
+    in_specs: Sequence[Any]
+    out_specs: Sequence[Any]
     depth: int
-    wg_axis: str
-    compute_wgs: int
-    memory_wg: int
-    memory_registers: int
+    team: Team
     state: Any
-    manual_produced: bool
-    manual_consumed: bool
     context: Callable[..., Any] | None
 
     def get_allocations(self, *refs: Any) -> Any:
@@ -183,7 +177,7 @@ class WarpSpecializedPipeline:
         Args:
           *refs: the references in GMEM that the pipeline will be called with.
         """
-        return self._division(refs).declarations()
+        return declarations(self._over(refs).memory())
 
     def __call__(self, *refs: Any, allocations: Any = None) -> None:
         """Runs the pipeline; all warpgroups of the block call it.
@@ -192,60 +186,47 @@ class WarpSpecializedPipeline:
           *refs: references in GMEM, inputs first.
           allocations: what `run_scoped` allocated for `get_allocations`.
         """
-        division = self._division(refs)
-        self._check_state(division, allocations)
-        declarations = division.declarations()
+        pipeline = self._over(refs)
+        self._check_state(pipeline, allocations)
         state = None if self.state is None else jnp.asarray(self.state, jnp.int32)
         run = functools.partial(
-            division.run,
+            pipeline.run,
             context=self.context,
             first=None if state is None else state == PipelinePipeline.START,
             last=None if state is None else state == PipelinePipeline.STOP,
         )
-        if allocations is not None:
-            _require_declared(allocations, declarations)
+        if allocations is None:
+            pipeline.allocate(run)
+        else:
+            _require_declared(allocations, declarations(pipeline.memory()))
             run(allocations)
-            return
-        names = jax.tree.leaves(division.names())
-        scoped(run, (declarations,), {}, self.wg_axis, names)
 
-    def _division(self, refs: Sequence[Any]) -> Division:
+    def _over(self, refs: Sequence[Any]) -> Pipeline:
         self._check_mesh()
-        body = Body(self.body, _WHO, self.context is not None)
+        body, rank = self.body, len(self.grid)
         streams = streams_of(
-            body, refs, self.in_specs, self.out_specs, len(self.grid), multicast=True
+            body, refs, self.in_specs, self.out_specs, rank, multicast=True
         )
-        return Division.of(
-            body,
-            streams,
-            self.grid,
-            self.depth,
-            compute_wgs=self.compute_wgs,
-            axis=self.wg_axis,
-            memory_registers=self.memory_registers,
-            memory_wg=self.memory_wg,
-            manual_produced=self.manual_produced,
-            manual_consumed=self.manual_consumed,
-        )
+        return Pipeline.of(body, streams, self.grid, self.depth, self.team)
 
     def _check_mesh(self) -> None:
         mesh = scope.current_mesh(_WHO)
-        expected = f"num_threads={self.compute_wgs + 1}, thread_name={self.wg_axis!r}"
-        if mesh.thread_name != self.wg_axis or mesh.warpgroups != self.compute_wgs + 1:
+        count, axis = self.team.warpgroups, self.team.axis
+        if mesh.thread_name != axis or mesh.warpgroups != count:
             raise errors.ArgumentError(
                 f"{_WHO}: the kernel's warpgroups do not match",
-                expected=f"a kernel with {expected}",
+                expected=f"a kernel with num_threads={count}, thread_name={axis!r}",
                 got=f"num_threads={mesh.warpgroups}, thread_name={mesh.thread_name!r}",
                 hint="a block has the compute warpgroups and one memory warpgroup",
             )
 
-    def _check_state(self, division: Division, allocations: Any) -> None:
+    def _check_state(self, pipeline: Pipeline, allocations: Any) -> None:
         if self.state is None:
             return
-        steps, reason = division.producer.inputs.steps, None
+        steps, reason = pipeline.moving.steps.count, None
         if allocations is None:
             reason = "it allocates its own buffers", "allocations=..."
-        elif not division.producer.releases.across_ctas:
+        elif not pipeline.moving.across_ctas:
             return
         elif not isinstance(steps, int) or not steps:
             # The next pipeline waits for each buffer that this one leaves unused.
@@ -266,19 +247,19 @@ def _require_declared(allocations: Any, declarations: Any) -> None:
     given, given_tree = jax.tree.flatten(
         allocations, is_leaf=lambda x: hasattr(x, "shape")
     )
-    difference = None
-    if given_tree != tree:
-        difference = str(tree), str(given_tree)
-    else:
-        for declaration, ref in zip(expected, given, strict=True):
-            wanted, aval = declaration.to_ref(), types.base_aval(ref)
-            if wanted != aval:
-                difference = _in_full(wanted), _in_full(aval)
-    if difference is not None:
+    pairs = [(str(tree), str(given_tree))]
+    if given_tree == tree:
+        wanted, avals = (x.to_ref() for x in expected), map(types.base_aval, given)
+        pairs = [
+            (_in_full(x), _in_full(y))
+            for x, y in zip(wanted, avals, strict=True)
+            if x != y
+        ]
+    if pairs:
         raise errors.ArgumentError(
             f"{_WHO}: the allocations are not those of this pipeline",
-            expected=difference[0],
-            got=difference[1],
+            expected=pairs[0][0],
+            got=pairs[0][1],
             hint="pass what run_scoped allocated for get_allocations(*refs) of a "
             "pipeline with the same blocks, max_concurrent_steps and number of steps",
         )

@@ -195,7 +195,7 @@ def define(
     primitive = _jax.Primitive(name)
     primitive.multiple_results = result is None
     primitive.def_impl(lambda *_, **__: _outside_of_a_kernel(name))
-    _jax.batching.fancy_primitive_batchers[primitive] = _refuse_vmap(name)
+    refuse_vmap(primitive)
     operation = Operation(primitive, family, **properties)
     _define_types(operation, result, results)
     own[name] = _OPERATIONS[primitive] = operation
@@ -319,7 +319,10 @@ def _outside_of_a_kernel(name: str) -> None:
     )
 
 
-def _refuse_vmap(name: str) -> Callable[..., Any]:
+def refuse_vmap(primitive: Any) -> None:
+    """Makes `jax.vmap` inside a kernel an error where it reaches a primitive."""
+    name = primitive.name
+
     def batch(*_, **__):
         raise errors.UnsupportedError(
             f"jax.vmap inside a kernel reached {name}",
@@ -328,4 +331,4 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
             hint="vmap the whole kernel instead, or write the loop with plgpu.loop",
         )
 
-    return batch
+    _jax.batching.fancy_primitive_batchers[primitive] = batch

@@ -137,10 +137,11 @@ def scatter(
 def _check_rows(op: Any, mesh: types.Mesh) -> None:
     gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
     _engines.require_elements(gmem.window)
-    _engines.check_threads(_row(gmem), _row(smem), store=gmem.writes)
+    sides = map(_engines.Side.accessed, (gmem, smem))
+    _engines.check_threads(*map(row, sides), store=gmem.writes)
 
 
-def _row(access: Any) -> _engines.Side:
-    side = _engines.Side.accessed(access)
+def row(side: _engines.Side) -> _engines.Side:
+    """Returns the first row of a side of a copy of rows."""
     one = side.window.slice([0] * len(side.window.axes), [None, *side.window.shape[1:]])
     return dataclasses.replace(side, window=one)

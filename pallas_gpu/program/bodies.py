@@ -62,7 +62,7 @@ def bodies(eqn: _jax.JaxprEqn) -> list[Body]:
         ]
     if eqn.primitive.name == "cond":
         operands = operands[1:]
-    elif eqn.primitive.name in ("scan", "parallel_loop"):
+    elif eqn.primitive.name in ("scan", "parallel_loop", "staged_loop"):
         operands = operands[: sum(_jax.scan_arity(eqn.params))]
     return [_body(inner, operands) for inner in _jax.jaxprs_in_params(eqn.params)]
 

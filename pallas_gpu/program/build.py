@@ -43,6 +43,7 @@ CALLS = {
 _KINDS = {
     "scan": Kind.FOR,
     "parallel_loop": Kind.FOR,
+    "staged_loop": Kind.FOR,
     "while": Kind.WHILE,
     "cond": Kind.IF,
     "run_scoped": Kind.SCOPE,

@@ -106,11 +106,12 @@ class Flow[F]:
     def of(self, operand: Operand) -> F:
         """Returns the fact of an operand."""
         found = self.facts.get(operand)
-        if found is not None:
-            return found
-        if not isinstance(operand, Constant):
-            return self.unknown(operand)
-        found = self.facts[operand] = self.constant(operand)
+        if found is None:
+            if isinstance(operand, Constant):
+                found = self.constant(operand)
+            else:
+                found = self.unknown(operand)
+            self.facts[operand] = found
         return found
 
     def followed(self, region: Region) -> list[Op]:

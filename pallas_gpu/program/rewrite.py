@@ -249,19 +249,24 @@ class Retrace:
         """
         consts = _jax.consts_of(jaxpr) if consts is None else consts
         known: dict[Any, Any] = {}
+        inputs = [*jaxpr.constvars, *jaxpr.invars]
+        self.bind(known, inputs, [*consts, *operands])
+        self.evaluate(jaxpr.eqns, known)
+        return values_of(jaxpr.outvars, known)
 
-        def bind(variables: Sequence[Any], values: Sequence[Any]) -> None:
-            for var, value in zip(variables, values, strict=True):
-                known[var] = self.bound(var.aval, value)
-
-        def value(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else known[atom]
-
-        bind([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands])
-        for eqn in jaxpr.eqns:
+    def evaluate(self, eqns: Sequence[_jax.JaxprEqn], known: dict[Any, Any]) -> None:
+        """Adds to the values of variables those that equations make of them."""
+        for eqn in eqns:
             with at_line_of(eqn):
-                bind(eqn.outvars, self.equation(eqn, [*map(value, eqn.invars)]))
-        return [value(atom) for atom in jaxpr.outvars]
+                results = self.equation(eqn, values_of(eqn.invars, known))
+                self.bind(known, eqn.outvars, results)
+
+    def bind(
+        self, known: dict[Any, Any], variables: Sequence[Any], values: Sequence[Any]
+    ) -> None:
+        """Adds the values of variables to those that are known."""
+        for var, value in zip(variables, values, strict=True):
+            known[var] = self.bound(var.aval, value)
 
     def equation(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         """Returns the results of an equation."""
@@ -296,6 +301,11 @@ class Retrace:
             lambda carry: settled(self.run(body, [*of_body, *carry])),
             list(operands[n_cond + n_body :]),
         )
+
+
+def values_of(atoms: Sequence[Any], known: Mapping[Any, Any]) -> list[Any]:
+    """Returns the values of variables and literals."""
+    return [x.val if isinstance(x, _jax.Literal) else known[x] for x in atoms]
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class Site:
 
     def is_inside(self, primitive: Any) -> bool:
         """True when an operation of the primitive runs this one."""
-        return any(site.op.primitive is primitive for site in self.enclosing)
+        return primitive in [site.op.primitive for site in self.enclosing]
 
     def origin(self, operand: Operand) -> Operand:
         """Returns the value in the outermost region to which a value corresponds.

@@ -133,7 +133,7 @@ _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)
 def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     of_another = "cuda" not in params["mesh"].platforms
     if of_another or isinstance(params["interpret"], types.InterpretParams):
-        return call.emulator_lowering()(ctx, *args, **params)
+        return call.ABOVE.emulator_lowering(ctx, *args, **params)
     options = params["compiler_params"]
     if ctx.is_forward_compat() and options.ir_version is None:
         # jax.export: an older plugin may read it.

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import errors, expect
 from pallas_gpu.runtime import cupti
 from pallas_gpu.testing import calling
+from pallas_gpu.testing.arguments import Repeated
 from pallas_gpu.testing.rounds import Rounds, Timer
 
 _DEFAULT_ROUNDS = 40
@@ -126,13 +126,15 @@ def do_bench(
     Since: any GPU of JAX. Issued by: the host.
 
     CUPTI records the time of each kernel on the device, so the host and the launch are
-    excluded; the time of a call is the sum over its kernels. A round is a pause and one
-    call of each function in a shuffled order, so that changes of the card's clock
-    affect all alike. Functions are called as they are: pass jitted ones.
+    excluded; the time of a call is the sum over its kernels. A round is a pause, a call
+    that is not counted, and one call of each function in a shuffled order, so that
+    changes of the card's clock affect all alike. Functions are called as they are: pass
+    jitted ones. They may be donated arrays and write to references: each call gets
+    copies of these, made before the round, and the arguments remain as they are.
 
     Args:
       f: a function of `args`, or a mapping of names to such functions.
-      *args: arguments of every call.
+      *args: arguments of every call: arrays, `jax.Ref`s, pytrees of them.
       inputs: instead of `args`, sequences of arguments that the calls use in turn.
       warmup: rounds that are not counted, after the first calls.
       rounds: rounds; default: 40, or as many as fit `seconds`.
@@ -140,7 +142,8 @@ def do_bench(
       quantiles: numbers from 0 to 1; default: the median alone.
       flush_l2: fill the L2 with other data before each call, so that arguments are read
         from the card's memory.
-      pause_seconds: pause before each round, in which the card cools.
+      pause_seconds: pause before each round, in which the card cools. Without one no
+        call is left out: what follows a pause takes longer.
       timer: replaces CUPTI: runs a function, waits for its results, and returns the
         name and the milliseconds of each of its kernels.
 
@@ -165,9 +168,8 @@ def do_bench(
             hint="omit one of them",
         )
     named = f if isinstance(f, Mapping) else {getattr(f, "__name__", "function"): f}
-    sets = itertools.cycle(inputs or [args])
     calls = {
-        name: functools.partial(_call_with_next, function, sets)
+        name: Repeated("do_bench", function, inputs or [args])
         for name, function in named.items()
     }
     measured = Rounds(
@@ -185,10 +187,6 @@ def do_bench(
     counted = {name: times[warmup:] for name, times in measured.times.items()}
     found = {name: _summary(times, quantiles) for name, times in counted.items()}
     return found if isinstance(f, Mapping) else next(iter(found.values()))
-
-
-def _call_with_next(f: Callable[..., Any], sets: Iterator[Any]) -> Any:
-    return calling.call("do_bench", f, *next(sets))
 
 
 def _summary(times: Sequence[float], quantiles: Sequence[float] | None) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from pallas_gpu import errors
 from pallas_gpu.runtime import cupti, register
 from pallas_gpu.testing import calling
+from pallas_gpu.testing.arguments import Repeated
 
 # Runs a function, waits for its results, and returns the name and the milliseconds of
 # each kernel that it launched, in order.
@@ -24,11 +26,13 @@ Timer = Callable[[Callable[[], Any]], Sequence[tuple[str, float]]]
 class Rounds:
     """The times of some calls, measured in rounds.
 
-    A round is a pause followed by one call of each candidate, so that changes of the
-    card's clock affect all of them alike. The order is random, but each candidate has
-    each place in it equally often: what follows the pause took 1.03 times as long as
-    what came second (a product of 4096 on an H200), so that in 40 shuffled orders of
-    two candidates the one with 23 first places lost. The timer records a whole
+    A round is a pause, a call that is not counted, and one call of each candidate, so
+    that changes of the card's clock affect all of them alike. What follows the pause
+    took 1.03 times as long as what came second (a product of 4096 on an H200): a single
+    candidate would always be there. The order is random, but each candidate has each
+    place in it equally often: in 40 shuffled orders of two candidates the one with 23
+    first places lost. What the calls have to find is made before the pause, where they
+    say so (`Repeated.ready`). The timer records a whole
     round at once; the names of the kernels, learnt before, say which call launched
     which of them.
 
@@ -61,7 +65,7 @@ class Rounds:
 
     def _kernels(self, call: Callable[[], Any]) -> tuple[str, ...]:
         jax.block_until_ready(call())  # the first call may compile
-        return tuple(name for name, _ in self._timer(call))
+        return tuple(name for name, _ in self._timer(_ready(call)))
 
     def run(self, names: Iterable[str] | None = None) -> None:
         """Measures one round of all candidates, or of those that are named.
@@ -70,14 +74,19 @@ class Rounds:
           ArgumentError: a candidate launches no kernel on the GPU.
         """
         order = self._order(list(self._calls if names is None else names))
+        # As before the others, another candidate is before the first, if there is one.
+        uncounted = [order[-1]] if self._pause_seconds else []
+        names = [*uncounted, *order]
+        ready = [_ready(self._calls[name]) for name in names]
         if self._pause_seconds:
             time.sleep(self._pause_seconds)
-        spent = self._timer(lambda: [self._one(name) for name in order])
-        divided = self._divided(order, spent)
+        spent = self._timer(lambda: [self._one(call) for call in ready])
+        divided = self._divided(names, spent)
         if divided is None:
             # A call that launches other kernels than before is measured by itself.
-            divided = [self._alone(name) for name in order]
-        for name, milliseconds in zip(order, divided, strict=True):
+            divided = [self._alone(name) for name in names]
+        counted = zip(names, divided, strict=True)
+        for name, milliseconds in itertools.islice(counted, len(uncounted), None):
             self.times[name].append(milliseconds)
 
     def _order(self, names: list[str]) -> list[str]:
@@ -87,10 +96,10 @@ class Rounds:
             self._shuffle(self._orders)
         return self._orders.pop()
 
-    def _one(self, name: str) -> Any:
+    def _one(self, call: Callable[[], Any]) -> Any:
         if self._flush is not None:
             self._flush()
-        return self._calls[name]()
+        return call()
 
     def _divided(
         self, order: Sequence[str], spent: Sequence[tuple[str, float]]
@@ -108,9 +117,10 @@ class Rounds:
         return divided if position == len(spent) else None
 
     def _alone(self, name: str) -> float:
+        ready = _ready(self._calls[name])
         if self._flush is not None:
             jax.block_until_ready(self._flush())
-        spent = self._timer(self._calls[name])
+        spent = self._timer(ready)
         if not spent:
             raise errors.ArgumentError(
                 f"{name}: the function launches no kernel on the GPU",
@@ -119,6 +129,11 @@ class Rounds:
                 hint="pass the function itself and its arguments, which are on the GPU",
             )
         return sum(milliseconds for _, milliseconds in spent)
+
+
+def _ready(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a call, with what it has to find."""
+    return call.ready() if isinstance(call, Repeated) else call
 
 
 @functools.cache

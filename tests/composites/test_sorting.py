@@ -78,6 +78,37 @@ def test_a_vector():
     check(lambda x: jnp.sort(x), x)
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int8", "float64"])
+@pytest.mark.parametrize("size", [2, 130, 1024])
+def test_a_vector_in_lanes_and_warps(size: int, dtype: str):
+    """Bits of the index are in registers, lanes and warps."""
+    with jax.enable_x64(True):
+        x = np.random.default_rng(1).integers(0, 100, size).astype(dtype)
+        check(jnp.sort, x)
+
+
+def test_each_warp_sorts_rows_of_its_own():
+    x = np.random.default_rng(1).integers(0, 99, (4, 3, 64)).astype(np.int32)
+
+    def body(x_ref, o_ref):
+        @plgpu.warp_map
+        def _(warp_id):
+            o_ref[warp_id] = jnp.sort(x_ref[warp_id], axis=1)
+
+    everywhere.check(everywhere.kernel(body, x), [x], np.sort(x, axis=-1))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_long_sort_is_short_code(semantics):
+    """It compiles in a second: unrolled, it had 34,000 lines of PTX."""
+    x = jax.ShapeDtypeStruct((4096,), jnp.uint32)
+    kernel = under(semantics, kernel_of(jnp.sort, x)())
+    (report,) = plgpu.offline.compile(kernel, x)
+    assert report.ptx.count("\n") < 2000
+    assert not report.resources.spill_load_bytes
+
+
 @pytest.mark.parametrize("bytes_", [16, 128])
 def test_a_vector_through_little_scratch(bytes_: int):
     """Warps exchange partners a few at a time."""
@@ -130,8 +161,8 @@ def test_int4_is_selected_as_int8_is():
     everywhere.check(make, [x], expected)
 
 
-def test_a_selection_has_fewer_instructions_than_a_network():
-    def length(k: int) -> int:
+def test_few_elements_are_selected_and_more_are_sorted():
+    def is_network(k: int) -> bool:
         like = jax.ShapeDtypeStruct((k,), jnp.float32)
 
         @plgpu.kernel(out_type=like)
@@ -139,16 +170,16 @@ def test_a_selection_has_fewer_instructions_than_a_network():
             o[...] = lax.top_k(x[...], k)[0]
 
         x = np.zeros(64, np.float32)
-        return len(plgpu.offline.lower(largest, x, target="sm_90a")[0].mlir)
+        return "scf.for" in plgpu.offline.lower(largest, x, target="sm_90a")[0].mlir
 
-    assert length(3) < length(4)
+    assert [is_network(k) for k in (2, 3)] == [False, True]
 
 
 @pytest.mark.parametrize("size", [128, 500, 2048, 8192])
 def test_the_longest_selection_has_fewer_instructions_than_a_network(size: int):
     # Of PTX: those of a round, and of a step for each element that a thread has.
     each = -(-size // 128)
-    of_round, of_network = 36 + 8 * each, 18 * each * sorting.steps(size)
+    of_round, of_network = 36 + 8 * each, 10 * each * sorting.steps(size)
     most = max(k for k in range(size) if sorting.selects(size, k))
     assert 0 < most * of_round <= of_network
 

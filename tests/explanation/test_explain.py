@@ -4,13 +4,25 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
+import warnings
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from tests.support.slow_kernels import CASES
+from pallas_gpu import errors, ops
+from pallas_gpu.__main__ import main
+from pallas_gpu.explanation.report import SCHEMA_VERSION
+from pallas_gpu.runtime import stages
+from tests.support.slow_kernels import CASES, gathered_ahead
+from tools import rules_table
+from tools.source_tree import ROOT
 
 pytestmark = [pytest.mark.offline, pytest.mark.sass]
+PAGE = (ROOT / "docs/explain.md").read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -29,3 +41,117 @@ def test_the_cause_is_found_with_its_line(name):
     assert cause.at.line == case.line
     assert cause.hint and cause.share > 0.05
     assert case.facts.items() <= cause.facts.items()
+
+
+def test_a_loop_with_num_stages_does_not_wait_for_loads():
+    case = CASES["loads at computed indices"]
+    found = plgpu.explain(gathered_ahead())(*case.shapes).slow
+    assert case.kind not in [f.kind.id for f in found]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_fit_the_schema(name):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(rules_table.EXPLAIN_SCHEMA.read_text())
+    answer = json.loads(explained(name).to_json())
+    jsonschema.validate(answer, schema)
+    assert answer["schema"] == SCHEMA_VERSION
+    assert answer["complete"]
+
+
+def test_the_page_and_the_schema_have_every_kind():
+    assert rules_table.EXPLAIN_SCHEMA.read_text() == rules_table.explain_schema()
+    assert rules_table.EXPLAIN_PAGE.read_text() == rules_table.explain_page()
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(
+    tmp_path, monkeypatch, capsys
+):
+    (source,) = re.findall(r"```python\n(import jax.*?)```", PAGE, re.DOTALL)
+    (shown,) = re.findall(r"<!-- output -->\n```\n(.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sparse.py").write_text(source)
+    shapes = "bf16[512,64,64],i32[64]"
+    assert main(["explain", "sparse.py:gram", "--shapes", shapes]) == 1
+    assert capsys.readouterr().out == shown
+
+
+def test_a_notebook_shows_what_the_text_says():
+    shown = explained("bank conflicts")._repr_html_()
+    assert "<b>bank-conflicts</b>: a load of SMEM has 32-way bank conflicts" in shown
+    assert "&gt;" in explained("a conversion in a loop")._repr_html_()
+
+
+def test_an_access_without_gmem_is_not_called_slow():
+    def twice(x, o):
+        o[...] = x[...] * 2
+
+    x = jax.ShapeDtypeStruct((128, 64), jnp.float32)
+    (kernel,) = plgpu.explain(plgpu.kernel(twice, out_type=x))(x).kernels
+    assert not kernel.slow
+    assert [f.kind.id for f in kernel.findings] == ["access", "access"]
+
+
+def test_every_kernel_of_a_function_is_explained_and_those_of_ops():
+    def both(a, b, x):
+        return ops.matmul(a, b), ops.softmax(x)
+
+    a = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((8192, 4096), jnp.float32)
+    matmul, softmax = plgpu.explain(jax.jit(both))(a, a, x).kernels
+    assert not matmul.slow and not softmax.slow
+    (product, *_) = [f for f in matmul.findings if f.kind.id == "product"]
+    assert product.facts["instruction"] == "wgmma"
+    assert any(f.facts.get("path") == "TMA" for f in matmul.findings)
+    assert softmax.bound == "memory"
+
+
+def test_a_target_has_its_own_instructions():
+    a = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    (kernel,) = plgpu.explain(ops.matmul, target="sm_100a")(a, a).kernels
+    used = {f.facts["instruction"] for f in kernel.findings if f.kind.id == "product"}
+    assert used == {"tcgen05.mma"}
+
+
+def test_without_a_compiler_registers_are_not_known(monkeypatch, tmp_path, capsys):
+    def missing(*_):
+        raise errors.OfflineUnavailableError("no ptxas")
+
+    monkeypatch.setattr(stages, "compiled_module", missing)
+    case = CASES["uncoalesced access"]
+    answer = plgpu.explain(case.make())(*case.shapes)
+    assert not answer.is_complete
+    assert answer.kernels[0].resources is None
+    assert case.kind in [f.kind.id for f in answer.slow]
+    (tmp_path / "one.py").write_text(
+        "import jax, pallas_gpu as plgpu\n"
+        "def body(x, o):\n    o[...] = x[...]\n"
+        "f = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), 'float32'))\n"
+    )
+    arguments = ["explain", f"{tmp_path}/one.py:f", "--shapes", "f32[128]"]
+    assert main([*arguments, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["complete"] is False
+
+
+def test_what_explain_says_is_no_warning_too():
+    case = CASES["uncoalesced access"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.PerformanceWarning)
+        plgpu.explain(case.make())(*case.shapes)
+
+
+WARNINGS = {
+    "uncoalesced access": "a load of GMEM is not coalesced",
+    "loads at computed indices": "waits for what it loads from GMEM",
+    "a spill in a loop": "spills registers in a loop",
+    "bank conflicts": "bank conflicts",
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_a_warning_has_the_line(name, recwarn):
+    case = CASES[name]
+    plgpu.offline.compile(case.make(), *case.shapes)
+    said = [w for w in recwarn if WARNINGS[name] in str(w.message)]
+    lines = {(w.filename.rpartition("/")[2], w.lineno) for w in said}
+    assert lines == {("slow_kernels.py", case.line)}

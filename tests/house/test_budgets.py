@@ -17,29 +17,34 @@ BUDGETS = {
     "bridge": 2720,
     "composites": 2400,
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
-    "emulator": 14450,
-    "entry": 6800,
+    "emulator": 14600,
+    # entry/plain: loops whose loads are copies ahead.
+    "entry": 7700,
     # plgpu.explain: the model, its findings, their report.
     "explanation": 1320,
     "layouts": 10230,
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
     # With notes of what is emitted, which explain reads.
-    "lowering": 11300,
-    "emitters": 14850,
+    "lowering": 11500,
+    # Sorting networks as one operation; votes, matches and shuffles of lanes.
+    "emitters": 15150,
     "mosaic": 5390,
+    # With ops/collectives: 2,200 lines.
+    "ops": 17980,
     # With ops/collectives: 2,000 lines.
-    "ops": 19250,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     # Several tiles of a pallas_call in one CTA, and their order.
-    "pipeline": 4840,
-    "primitives": 9050,
+    "pipeline": 4640,
+    # With what a dot_general asks for, which the emulator and the composites read;
+    # votes, matches and shuffles of lanes.
+    "primitives": 9450,
     "program": 2600,
     # With the loops and spills of machine code.
     "runtime": 2820,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
     "sparsecore": 10770,
-    "testing": 3210,
+    "testing": 3300,
     "timeline": 775,
     "types": 6010,
     "verdict": 470,

@@ -36,14 +36,15 @@ JAX_FAMILIES = {
         ("slice", "split", "dynamic_slice", "dynamic_update_slice"), "slices"
     ),
     **dict.fromkeys(("concatenate", "rev", "pad"), "concatenate"),
+    # The rules of scans are those of reductions; what differs stands in scans.
     **dict.fromkeys(
         (
+            *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
             *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min"),
             *("reduce_and", "reduce_or", "reduce_xor"),
         ),
         "reductions",
     ),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "scans"),
     "axis_index": "grid",
     "optimization_barrier": "wgmma",
 }

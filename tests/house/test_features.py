@@ -20,8 +20,8 @@ from tools.source_tree import ROOT
 
 # The families without rows: arrays, the tensor core, messages.
 WITHOUT = {
-    *("atomics", "debug", "indexed", "multimem", "positions", "registers"),
-    "scheduling",
+    *("atomics", "debug", "indexed", "lanes", "multimem", "positions", "registers"),
+    *("scheduling", "sorting"),
     *(
         "profiler",
         "mma",

@@ -376,3 +376,14 @@ def test_one_module_outside_of_the_program_iterates_over_equations():
         and re.search(r"\beqns\b", (ROOT / path).read_text(encoding="utf-8"))
     }
     assert users == ITERATE_EQUATIONS
+
+
+def test_what_is_known_of_values_has_one_lattice():
+    # The cost model computes numbers, at one position of the launch.
+    users = {
+        path
+        for path in python_files()
+        if path.startswith("pallas_gpu/")
+        and re.search(r"^class \w+\(Flow\b", (ROOT / path).read_text("utf-8"), re.M)
+    }
+    assert users == {"pallas_gpu/program/facts.py", "pallas_gpu/testing/work.py"}

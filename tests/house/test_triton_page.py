@@ -42,6 +42,18 @@ def test_the_product(names):
     np.testing.assert_allclose(got, exact, rtol=2**-8)
 
 
+def test_the_sparse_attention(names):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(128, 64)).astype(jnp.bfloat16) for _ in range(3))
+    table = np.array([[1, 0, 0], [1, 1, 1]], np.int32)
+    got = names["sparse_attention"](table, q, k, v)
+    q, k, v = (np.asarray(x, np.float32).reshape(2, 64, 64) for x in (q, k, v))
+    keys, values = (x[table].reshape(2, -1, 64) for x in (k, v))
+    p = jax.nn.softmax(np.einsum("bqd,bkd->bqk", q, keys) / 8)
+    expected = np.einsum("bqk,bkd->bqd", p, values).reshape(128, 64)
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=0.03)
+
+
 def test_the_lock(names):
     x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
     np.testing.assert_array_equal(names["total"](x), [x.sum()])

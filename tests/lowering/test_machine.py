@@ -179,7 +179,7 @@ def kernel(body, inputs=2):
 
 def test_a_second_machine_lowers_through_the_stages(abacus):
     f, args = kernel(sum_of_words)
-    (params,) = offline._kernels(f, args, arch.SM_90A)
+    (params,) = offline.kernels_called(f, args, arch.SM_90A)
     texts = {}
     build = compiler.lower(params, abacus, lambda n, _, text: texts.update({n: text()}))
     text = str(build.module)

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.pipeline.division import compute_registers
+from pallas_gpu.pipeline.team import compute_registers
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused

@@ -189,6 +189,13 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     ],
     # Control flow
     "loop.init_carry": lambda: loops(plgpu.loop, lower=0, upper=4),
+    "loop.num_stages": lambda: bodies(
+        lambda e, n: plgpu.loop(0, 4, num_stages=n)(
+            lambda i: e.o.__setitem__(i, e.x[i])
+        ),
+        1,
+        2,
+    ),
     "dynamic_scheduling_loop.init_carry": lambda: loops(
         plgpu.dynamic_scheduling_loop, grid_names="g", cluster_axes="c"
     ),

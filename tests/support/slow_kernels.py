@@ -7,6 +7,7 @@ A case names the line by a comment `# slow` in its body.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -73,16 +74,25 @@ def _shared_value():
 
 
 # Sparse attention's way to its blocks: indices come from an array.
-def gathered(x, indices, o):
-    def step(i, acc):
+def gathered(x, indices, o, *, num_stages=1):
+    zeros = jnp.zeros((64, 64), F32)
+
+    @plgpu.loop(0, 64, init_carry=zeros, num_stages=num_stages)
+    def acc(i, acc):
         block = x[indices[i]]  # slow
         return acc + jnp.dot(block, block.T, preferred_element_type=F32)
 
-    o[...] = jax.lax.fori_loop(0, 64, step, jnp.zeros((64, 64), F32))
+    o[...] = acc
 
 
-def _gathered():
-    return plgpu.kernel(gathered, out_type=_array(64, 64))
+def _gathered(**options):
+    body = functools.partial(gathered, **options)
+    return plgpu.kernel(body, out_type=_array(64, 64))
+
+
+def gathered_ahead():
+    """The kernel of loads at computed indices as its finding says to write it."""
+    return _gathered(num_stages=3)
 
 
 def spilling(x, o):

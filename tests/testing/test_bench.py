@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -72,6 +73,59 @@ def test_the_inputs_are_used_in_turn(device):
         lambda x: (used.append(x), k()), inputs=inputs, rounds=2, timer=device, **QUICK
     )
     assert used == [1, 2, 1, 2, 1]
+
+
+def test_the_first_call_after_a_pause_is_not_counted(device):
+    f = device.kernel("k", 9, 9, *(3, 1) * 4)
+    options = {"warmup": 0, "rounds": 4, "flush_l2": False, "pause_seconds": 1e-3}
+    assert testing.do_bench(f, timer=device, quantiles=(0, 1), **options) == (1, 1)
+    functions = {name: device.kernel(name, 1) for name in "ab"}
+    del device.launched[:]
+    testing.do_bench(functions, timer=device, **options)
+    rounds = zip(*[iter(device.launched[4:])] * 3, strict=True)
+    assert {"".join(names) for names in rounds} == {"aba", "bab"}
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_each_call_finds_donated_arrays_and_references_as_they_were(device, inputs):
+    """And the caller's remain. What is not donated is not copied."""
+    seen, kept = [], []
+    x, y, ref = jnp.ones(4), jnp.ones(4), jax.new_ref(jnp.zeros(4))
+    launch = device.kernel("k", 1)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def donated(pair, y, ref):
+        ref[...] += pair[0]
+        return pair[0] + y
+
+    def f(pair, y, ref):
+        launch()
+        kept.append(y)
+        result = donated(pair, y, ref)
+        assert pair[0].is_deleted()
+        seen.append((result, ref[...]))
+
+    args = ((x, jnp.ones(4)), y, ref)
+    given = {"inputs": [args, args]} if inputs else {}
+    testing.do_bench(
+        f, *(() if inputs else args), **given, rounds=3, timer=device, flush_l2=False
+    )
+    for result, written in seen:
+        assert result.tolist() == [2.0] * 4
+        assert written.tolist() == [1.0] * 4
+    assert x.tolist() == [1.0] * 4
+    assert ref[...].tolist() == [0.0] * 4
+    assert sum(z is not y for z in kept) == (2 if inputs else 1)
+
+
+def test_copies_of_arguments_are_not_measured(device, monkeypatch):
+    launch = device.kernel("copy", 50)
+    copy = jnp.copy
+    monkeypatch.setattr(jnp, "copy", lambda x: (launch(), copy(x))[1])
+    ref, k = jax.new_ref(jnp.zeros(4)), device.kernel("k", 1)
+    found = testing.do_bench(lambda ref: k(), ref, rounds=3, timer=device, **QUICK)
+    assert found == 1
+    assert "copy" in device.launched
 
 
 def test_a_call_that_launches_other_kernels_than_before_is_measured_by_itself(device):

@@ -154,9 +154,10 @@ def _for_each_type[T](
     done: dict[ir.Type, T] = {}
     results = []
     for type_ in types:
-        if type_ not in done:
-            done[type_] = function(type_)
-        results.append(done[type_])
+        known = done.get(type_)
+        if known is None:
+            known = done[type_] = function(type_)
+        results.append(known)
     return results
 
 

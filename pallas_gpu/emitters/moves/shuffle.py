@@ -22,7 +22,7 @@ def from_distance(word: ir.Value, lane_mask: int) -> ir.Value:
 
     PTX: `shfl.sync.bfly.b32`. All threads of the warp issue it.
     """
-    return _shuffle(word, module.current().i32(lane_mask), nvvm.ShflKind.bfly)
+    return from_other(word, module.current().i32(lane_mask))
 
 
 def from_lane(word: ir.Value, lane: ir.Value) -> ir.Value:
@@ -31,6 +31,30 @@ def from_lane(word: ir.Value, lane: ir.Value) -> ir.Value:
     PTX: `shfl.sync.idx.b32`. All threads of the warp issue it.
     """
     return _shuffle(word, lane, nvvm.ShflKind.idx)
+
+
+def from_other(word: ir.Value, lane_mask: ir.Value) -> ir.Value:
+    """As `from_distance`, of bits in a register.
+
+    PTX: `shfl.sync.bfly.b32`. All threads of the warp issue it.
+    """
+    return _shuffle(word, lane_mask, nvvm.ShflKind.bfly)
+
+
+def from_below(word: ir.Value, distance: ir.Value) -> ir.Value:
+    """The word of the lane so far below; the thread's own if there is none.
+
+    PTX: `shfl.sync.up.b32`. All threads of the warp issue it.
+    """
+    return _shuffle(word, distance, nvvm.ShflKind.up, last=0)
+
+
+def from_above(word: ir.Value, distance: ir.Value) -> ir.Value:
+    """The word of the lane so far above; the thread's own if there is none.
+
+    PTX: `shfl.sync.down.b32`. All threads of the warp issue it.
+    """
+    return _shuffle(word, distance, nvvm.ShflKind.down)
 
 
 def exchange(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
@@ -72,6 +96,8 @@ def full_mask() -> ir.Value:
     return module.current().i32(_FULL_MASK)
 
 
-def _shuffle(word: ir.Value, lane: ir.Value, kind: nvvm.ShflKind) -> ir.Value:
-    last = module.current().i32(_LAST_LANE)
-    return nvvm.shfl_sync(full_mask(), word, lane, last, kind, results=[word.type])
+def _shuffle(
+    word: ir.Value, lane: ir.Value, kind: nvvm.ShflKind, last: int = _LAST_LANE
+) -> ir.Value:
+    clamp = module.current().i32(last)
+    return nvvm.shfl_sync(full_mask(), word, lane, clamp, kind, results=[word.type])

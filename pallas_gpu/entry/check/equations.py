@@ -81,9 +81,9 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
     op = site.op
     # Scratch arrays are inputs of a region.
     inner = (value for region in op.regions for value in region.inputs)
-    new = {x for x in (*op.inputs, *op.results, *inner) if x not in known}
+    new = {*op.inputs, *op.results, *inner} - known
     require_element_types(x if isinstance(x, Constant) else x.aval for x in new)
-    known.update(new)
+    known |= new
     if site.is_inside(warp_map_p):
         warp.check_operation(op)
         if warp.is_position(site):

@@ -88,6 +88,21 @@ def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     return {var for var, value in pairs if value in found}
 
 
+def written_operands(jaxpr: _jax.Jaxpr, primitive: Any) -> dict[int, list[bool]]:
+    """Returns which operands of the equations of a primitive a body writes somewhere.
+
+    By the identity of the equation; a function that is called twice writes what either
+    call writes.
+    """
+    found, result = writes(jaxpr), dict[int, list[bool]]()
+    for site in walk(jaxpr):
+        if site.op.primitive is primitive:
+            own = [site.origin(x) in found for x in site.op.inputs]
+            before = result.get(id(site.eqn), [False] * len(own))
+            result[id(site.eqn)] = [a or b for a, b in zip(own, before, strict=True)]
+    return result
+
+
 def writes(
     jaxpr: _jax.Jaxpr, *, certain: bool = False
 ) -> dict[Any, tuple[Access, Site]]:

@@ -37,17 +37,17 @@ def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
     name, its type, and the line that reads it first.
     """
     names: dict[Any, str] = {}
-    lines: dict[Any, str | None] = {}
+    first: dict[Any, Site] = {}
     for site in walk(jaxpr):
         if site.op.kind is Kind.SCOPE:
             names.update(_declared(site.op))
         for access in site.op.accesses:
             if access.reads:
-                lines.setdefault(site.origin(access.buffer), site.where)
+                first.setdefault(site.origin(access.buffer), site)
     written = references.writes(jaxpr)
-    for array, where in lines.items():
+    for array, site in first.items():
         if array in names and array not in written:
-            yield names[array], array.aval, where
+            yield names[array], array.aval, site.where
 
 
 def _declared(op: Op) -> Iterator[tuple[Value, str]]:

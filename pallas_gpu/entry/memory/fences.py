@@ -110,6 +110,7 @@ class _Kernel:
       deciding: the values on which depends what branches do.
       overwritten: arrays whose bytes the async proxy writes in their scope.
       reused: arrays whose bytes it writes in another scope, or another visit.
+      followed: the operations of each region that matter.
       before, at_end: the fences to insert; see `rewrite.with_equations`.
     """
 
@@ -119,6 +120,7 @@ class _Kernel:
     deciding: set[Value]
     overwritten: set[Any]
     reused: set[Any]
+    followed: dict[Region, list[Op]] = dataclasses.field(default_factory=dict)
     before: dict[int, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
     at_end: dict[_jax.Jaxpr, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
 
@@ -129,7 +131,7 @@ class _Path(Facts):
     def __init__(self, kernel: _Kernel, warpgroup: int):
         super().__init__(positions={kernel.mesh.thread_name: warpgroup})
         self.state = _NOTHING
-        self._kernel = kernel
+        self._kernel, self._followed = kernel, kernel.followed
 
     def merged(self, a: _Pending, b: _Pending) -> _Pending:
         return a | b

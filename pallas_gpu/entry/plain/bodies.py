@@ -6,13 +6,15 @@ A body that has something else is traced again. A key becomes a pair of arrays
 Arrays that a function in the body closes over become consts of the body. A loop whose
 condition is an array, which `jax.vmap` makes, gets a scalar one. A primitive of
 `jax.experimental.hijax`, such as `jnp.searchsorted` of jax 0.12, becomes the operations
-that it consists of. Of `jax.lax.platform_dependent` only the code for CUDA is left, so
+that it consists of; a loop with `num_stages` becomes one whose loads are copies ahead
+(`ahead.py`). Of `jax.lax.platform_dependent` only the code for CUDA is left, so
 that the emulator runs what the GPU does. `jax.reshard` is left out: a value of a kernel
 is on one device. This precedes all checks, so emulator and compiler see the same body.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +24,24 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import warp
+from pallas_gpu.entry.check import references
+from pallas_gpu.entry.control import staged_loop_p
+from pallas_gpu.entry.plain import ahead, keys
 from pallas_gpu.entry.plain import empty as no_elements
-from pallas_gpu.entry.plain import keys
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.rewrite import Retrace, is_followed, settled
 
 # The operations that no traced body has.
-REPLACED = frozenset({"platform_index", "reshard", *_jax.EXPANSIONS, *keys.OPERATIONS})
+REPLACED = frozenset(
+    {
+        "platform_index",
+        "reshard",
+        staged_loop_p.name,
+        *_jax.EXPANSIONS,
+        *keys.OPERATIONS,
+    }
+)
 
 
 def plain(closed: _jax.ClosedJaxpr, mesh: types.Mesh) -> _jax.ClosedJaxpr:
@@ -37,7 +49,7 @@ def plain(closed: _jax.ClosedJaxpr, mesh: types.Mesh) -> _jax.ClosedJaxpr:
 
     References to arrays without elements stay.
     """
-    trace = _Plain()
+    trace = _Plain(closed)
     if not trace.replaces_in(closed.jaxpr):
         return closed
 
@@ -48,13 +60,20 @@ def plain(closed: _jax.ClosedJaxpr, mesh: types.Mesh) -> _jax.ClosedJaxpr:
 
 
 class _Plain(Retrace):
+    def __init__(self, kernel: _jax.ClosedJaxpr):
+        self._kernel = kernel
+
+    @functools.cached_property
+    def _written(self) -> dict[int, list[bool]]:
+        return references.written_operands(self._kernel, staged_loop_p)
+
     def is_replaced(self, eqn: _jax.JaxprEqn) -> bool:
-        name, avals = eqn.primitive.name, [x.aval for x in (*eqn.invars, *eqn.outvars)]
+        name = eqn.primitive.name
         return (
             name in REPLACED
             or bool(eqn.params.get("branches_platforms"))
             or (name == "while" and _is_for_rows(eqn))
-            or any(keys.is_key(x) or no_elements.is_empty(x) for x in avals)
+            or not all(_is_plain(x.aval) for x in (*eqn.invars, *eqn.outvars))
             or any(is_array(v.aval) for b in bodies(eqn) for v in b.jaxpr.constvars)
         )
 
@@ -79,6 +98,8 @@ class _Plain(Retrace):
             expand = _jax.EXPANSIONS[name](eqn)
             closed, _ = _jax.trace(expand, [v.aval for v in eqn.invars])
             return self.run(closed, operands)
+        if eqn.primitive is staged_loop_p:
+            return ahead.results(self, eqn, operands, self._written[id(eqn)])
         if name in keys.OPERATIONS:
             arrays = operands if name == "random_wrap" else settled(operands)
             return [keys.OPERATIONS[name](params, *arrays)]
@@ -106,6 +127,13 @@ class _Plain(Retrace):
             return [_chosen(going, x, y) for x, y in zip(after, carry, strict=True)]
 
         return lax.while_loop(lambda carry: jnp.any(holds(carry)), step, initial)
+
+
+def _is_plain(aval: Any) -> bool:
+    """Whether a type is neither that of keys nor one without elements."""
+    if type(aval) is _jax.ShapedArray and isinstance(aval.dtype, np.dtype):
+        return 0 not in aval.shape
+    return not keys.is_key(aval) and not no_elements.is_empty(aval)
 
 
 def is_array(aval: Any) -> bool:

@@ -54,8 +54,7 @@ def _scan(ctx: RuleContext, *args):
     if length == unroll:
         return steps(carry)
     carry = kernel.layouts.carried(ctx, carry, steps)
-    keys = state_keys(kernel, params["jaxpr"], consts)
-    border = Border(kernel, keys, borders.specs_of(carry))
+    border = Border(kernel, state_keys(ctx, args), borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
     index = ir.IndexType.get()
@@ -80,10 +79,7 @@ def _while(ctx: RuleContext, *args):
         return ctx.run(1, [*body_consts, *values])
 
     carry = kernel.layouts.carried(ctx, carry, step)
-    touched = {*state_keys(kernel, params["body_jaxpr"], body_consts)}
-    touched |= {*state_keys(kernel, params["cond_jaxpr"], cond_consts)}
-    keys = [key for key in kernel.state if key in touched]
-    border = Border(kernel, keys, borders.specs_of(carry))
+    border = Border(kernel, state_keys(ctx, args), borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
     kinds = border.types
@@ -104,13 +100,8 @@ def _while(ctx: RuleContext, *args):
 
 @emits("cond")
 def _cond(ctx: RuleContext, index, *args):
-    kernel = ctx.kernel
-    touched: set[Any] = set()
-    for body in ctx.eqn.params["branches"]:
-        touched |= {*state_keys(kernel, body, args)}
-    keys = [key for key in kernel.state if key in touched]
     branches = [Branch(ctx, i, args) for i in range(len(ctx.op.regions))]
-    border = Border(kernel, keys, _branch_results(ctx, branches))
+    border = Border(ctx.kernel, state_keys(ctx, args), _branch_results(ctx, branches))
     choice = vals.scalar_value(index)
     return border.unpack(_emit_choice(choice, branches, border))
 

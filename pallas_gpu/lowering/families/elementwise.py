@@ -79,8 +79,7 @@ def _is_summed(ctx: RuleContext) -> bool:
         ctx.out_aval.dtype
     ):
         return False
-    users = ctx.users[ctx.op.results[0]]
-    return all(op is not None and op.name == "reduce_sum" for op in users)
+    return all(op is not None and op.name == "reduce_sum" for op in ctx.readers)
 
 
 # --- relations ------------------------------------------------------------------------

@@ -180,4 +180,8 @@ def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 def _note(elements: indexed.Elements, layout: Placement | None, kind: Kind) -> None:
-    notes.take(lambda: measures.by_element(elements.view, layout, kind))
+    notes.take(
+        lambda: measures.by_element(
+            elements.view, layout, kind, indexed.adjacent_elements(elements, layout)
+        )
+    )

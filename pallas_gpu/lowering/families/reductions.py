@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.moves import reductions
 from pallas_gpu.lowering import scratch
@@ -31,50 +34,67 @@ KINDS: dict[str, reductions.Kind] = {
 }
 
 
-def _make(kind: reductions.Kind):
-    def rule(ctx: RuleContext, x: Any) -> Any:
-        axes = tuple(ctx.eqn.params["axes"])
-        if not axes:
-            return x
-        wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
-        if len(axes) < len(wide.shape):
-            source = ctx.kernel.layouts.linear(ctx, wide, "reduced")
-        else:
-            source = ctx.placed(wide, "reduced")
-        room = scratch.for_reduction(ctx.kernel, source, axes)
-        result = reductions.reduce(kind, source, axes, room)
-        result = ctx.result(result, "reduced")
-        return convert(ctx, result, x.dtype, "narrowed")
-
-    return rule
+# From the operation that combines elements, the context and an array: the array of the
+# results, and the relation of the parameters; None: the result is the operand.
+Combine = Callable[
+    [Any, RuleContext, regs.RegisterArray], regs.RegisterArray | regs.Splat
+]
+Related = Callable[[Mapping[str, Any]], relations.Relation | None]
 
 
-def _relate(node: Node, x: Symbol) -> Symbol:
-    axes = tuple(node.params["axes"])
-    return related_wide(node, x, relations.Reduce(axes), "reduced") if axes else x
+def enter_rules(
+    kinds: Mapping[str, Any], slot: str, related: Related, combine: Combine
+) -> None:
+    """Registers the rules of operations that combine elements of an array.
 
+    They do so in the type in which partial results are held.
 
-def related_wide(
-    node: Node, x: Symbol, relation: relations.Relation, slot: str
-) -> Symbol:
-    """A combination of elements, in the type in which they are combined."""
-    (aval,), dtype = node.op.results, dtypes.combining(x.dtype)
-    wide = related_convert(node, x, dtype, "widened")
-    made = jax.ShapeDtypeStruct(aval.shape, dtype)
-    result = node.related(wide, made, relation, slot, splat=True)
-    return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
+    Args:
+      kinds: lax's primitives, and what combines two elements.
+      slot: names the operand and the result in that type.
+    """
 
-
-def _make_check(kind: reductions.Kind):
-    def check(op: Any, mesh: Any) -> None:
+    def check(kind: Any, op: Any, mesh: Any) -> None:
         dtype = np.dtype(op.inputs[0].dtype)
         if dtype != dtypes.BOOL:
             table.lookup(kind).require_combining(dtype)
 
-    return check
+    def emit(kind: Any, ctx: RuleContext, x: Any) -> Any:
+        if related(ctx.op.params) is None:
+            return x
+        wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
+        if not ctx.out_aval.shape:
+            source = ctx.placed(wide, slot)
+        else:
+            source = ctx.kernel.layouts.linear(ctx, wide, slot)
+        result = ctx.result(combine(kind, ctx, source), slot)
+        return convert(ctx, result, x.dtype, "narrowed")
+
+    def relate(node: Node, x: Symbol) -> Symbol:
+        relation, (aval,) = related(node.params), node.op.results
+        if relation is None:
+            return x
+        dtype = dtypes.combining(x.dtype)
+        wide = related_convert(node, x, dtype, "widened")
+        made = jax.ShapeDtypeStruct(aval.shape, dtype)
+        result = node.related(wide, made, relation, slot, splat=True)
+        return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
+
+    for name, kind in kinds.items():
+        registry.checks(find_primitive(name))(functools.partial(check, kind))
+        emits(name)(lambda ctx, x, kind=kind: emit(kind, ctx, x))
+        relates(name)(relate)
 
 
-for _name, _kind in KINDS.items():
-    registry.checks(find_primitive(_name))(_make_check(_kind))
-    emits(_name)(_make(_kind))
-    relates(_name)(_relate)
+def _related(params: Mapping[str, Any]) -> relations.Relation | None:
+    return relations.Reduce(tuple(params["axes"])) if params["axes"] else None
+
+
+def _reduce(
+    kind: reductions.Kind, ctx: RuleContext, x: regs.RegisterArray
+) -> regs.RegisterArray | regs.Splat:
+    axes = tuple(ctx.op.params["axes"])
+    return reductions.reduce(kind, x, axes, scratch.for_reduction(ctx.kernel, x, axes))
+
+
+enter_rules(KINDS, "reduced", _related, _reduce)

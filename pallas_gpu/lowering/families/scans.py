@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import scans
 from pallas_gpu.layouts import LinearLayout, rates
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
@@ -18,12 +16,8 @@ from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.elementwise import convert_operand as convert
-from pallas_gpu.lowering.families.reductions import related_wide
+from pallas_gpu.lowering.families.reductions import enter_rules
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import emits, find_primitive, relates
-from pallas_gpu.primitives import _registry as registry
 
 # lax's primitives, and the operations that combine the elements.
 KINDS: dict[str, scans.Kind] = {
@@ -88,33 +82,15 @@ class Scan(relations.Relation):
             return None
 
 
-def _make(kind: scans.Kind):
-    def rule(ctx: RuleContext, x: Any) -> Any:
-        axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
-        wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
-        wide = ctx.kernel.layouts.linear(ctx, wide, "scanned")
-        bits = 8 * dtypes.memory_dtype(wide.dtype).itemsize
-        needed = Scan(axis).scratch_bytes(wide.layout, bits) or 0
-        got = f"{wide.dtype}{list(wide.shape)}"
-        room = scratch.of_bytes(ctx.kernel, needed, "a scan across warps", got)
-        result = scans.scan(kind, wide, axis, reverse=reverse, scratch=room)
-        return convert(ctx, ctx.result(result, "scanned"), x.dtype, "narrowed")
-
-    return rule
+def _scan(
+    kind: scans.Kind, ctx: RuleContext, x: regs.RegisterArray
+) -> regs.RegisterArray:
+    axis, reverse = ctx.op.params["axis"], ctx.op.params["reverse"]
+    bits = 8 * dtypes.memory_dtype(x.dtype).itemsize
+    needed = Scan(axis).scratch_bytes(x.layout, bits) or 0
+    got = f"{x.dtype}{list(x.shape)}"
+    room = scratch.of_bytes(ctx.kernel, needed, "a scan across warps", got)
+    return scans.scan(kind, x, axis, reverse=reverse, scratch=room)
 
 
-def _relate(node: Node, x: Symbol) -> Symbol:
-    return related_wide(node, x, Scan(node.params["axis"]), "scanned")
-
-
-def _make_check(kind: scans.Kind):
-    def check(op: Any, mesh: Any) -> None:
-        table.lookup(kind).require_combining(np.dtype(op.inputs[0].dtype))
-
-    return check
-
-
-for _name, _kind in KINDS.items():
-    registry.checks(find_primitive(_name))(_make_check(_kind))
-    emits(_name)(_make(_kind))
-    relates(_name)(_relate)
+enter_rules(KINDS, "scanned", lambda params: Scan(params["axis"]), _scan)

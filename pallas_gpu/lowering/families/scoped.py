@@ -22,12 +22,11 @@ from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 @emits(run_scoped_p)
 def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     kernel, eqn = ctx.kernel, ctx.eqn
-    outer_top, outer_columns = kernel.smem_top_bytes, kernel.tmem_top_columns
     own = _owner(ctx)
-    # Scopes of one warpgroup do not enclose each other.
-    top = 0 if own == "warpgroup" else outer_top
+    tops, outer_columns = kernel.smem_top_bytes, kernel.tmem_top_columns
+    outer_top = tops[own]
     refs = resources.scope_refs(eqn)
-    placed, kernel.smem_top_bytes = resources.place(types.SMEM, refs, top)
+    placed, tops[own] = resources.place(types.SMEM, refs, outer_top)
     in_tmem, kernel.tmem_top_columns = resources.place(types.TMEM, refs, outer_columns)
     handles = [
         _handle(ctx, i, var, smem or columns)
@@ -44,7 +43,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     elif eqn in kernel.traits.meets:
         mbarrier.synchronize()
     results = ctx.run(0, [*captured, *handles])
-    kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns
+    tops[own], kernel.tmem_top_columns = outer_top, outer_columns
     for handle in handles:
         if isinstance(handle, vals.AccumulatorHandle):
             del kernel.state[handle.key]

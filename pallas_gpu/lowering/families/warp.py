@@ -30,11 +30,8 @@ def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
     axes, name = ctx.kernel.axes, ctx.eqn.params["axis_name"]
     if name is not None:
         axes[name] = ctx.builder.threads.warp
-    # Each warp has a stack of its own.
-    block_top, ctx.kernel.smem_top_bytes = ctx.kernel.smem_top_bytes, 0
     with ctx.builder.in_warp():
         ctx.run(0, [*captured, number])
-    ctx.kernel.smem_top_bytes = block_top
     axes.pop(name, None)
     mbarrier.warpgroup_barrier()
     return []

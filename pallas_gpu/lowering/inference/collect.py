@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-import jax
 import numpy as np
 
 from pallas_gpu import _jax, errors, types
@@ -37,7 +36,15 @@ from pallas_gpu.lowering.inference.network import (
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.facts import Facts
-from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Op,
+    Operand,
+    Region,
+    Value,
+    mapped,
+)
 
 # The regions around an operation: for each the operation that runs it, which of its
 # regions it is, and which copy of an unrolled body.
@@ -84,20 +91,27 @@ class _Key:
     def number(self) -> int:
         """A hash of name, parameters, types and the operands' numbers."""
         params = (f"{k}={v}" for k, v in self.op.params.items() if _is_plain(v))
-        results = (str(x.aval) for x in self.op.results)
+        results = (_text_of(x.aval) for x in self.op.results)
         operands = (str(x.origin()) for x in self.inputs if hasattr(x, "origin"))
         return digest(self.op.name, *params, *results, *operands)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+_text_of = functools.lru_cache(maxsize=1024)(str)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Origin:
     """A result of an operation."""
 
     key: _Key
     slot: Slot
 
-    def __call__(self) -> int:
+    @functools.cached_property
+    def _number(self) -> int:
         return digest(str(self.key.number), str(self.slot))
+
+    def __call__(self) -> int:
+        return self._number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,10 +171,9 @@ class Node:
         """The operands by name: symbols, and an `Access` for each reference."""
         if hasattr(self.op.operands, "error"):
             raise self.op.operands.error
-        return jax.tree.map(
+        return mapped(
             lambda x: x if isinstance(x, Access) else self.network.read(x, self.env),
             self.op.operands,
-            is_leaf=lambda x: isinstance(x, Access | Value | Constant),
         )
 
     @property
@@ -467,8 +480,8 @@ class Network(networks.Network):
         """Returns what stands for an operand."""
         if not isinstance(operand, Constant):
             return env[operand]
-        number = digest(f"{operand.dtype}{operand.shape}")
-        return Symbol(tuple(operand.shape), operand.dtype, lambda: number)
+        shape, dtype = operand.shape, operand.dtype
+        return Symbol(tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"))
 
 
 def collect(

@@ -223,7 +223,7 @@ class _Elimination:
                 changed[i] = not np.array_equal(value, values[i])
                 values[i] = value
         for function, operands, result, decides in self._tape:
-            if not any(changed[i] for i in operands):
+            if not any(map(changed.__getitem__, operands)):
                 continue
             value, last = self._applied(function, operands), values[result]
             if decides:

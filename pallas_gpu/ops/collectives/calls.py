@@ -15,8 +15,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives import exchange
-from pallas_gpu.ops.collectives.devices import AxisName, DeviceCall, Group, varying
-from pallas_gpu.ops.collectives.exchange import REDUCTIONS, Exchange
+from pallas_gpu.ops.collectives.devices import AxisName, Group, varying
+from pallas_gpu.ops.collectives.exchange import REDUCTIONS, Call
 from pallas_gpu.ops.rules import Array, Interpret
 
 # Bytes up to which all devices read all of an array that they add up: it is one trip
@@ -35,52 +35,6 @@ AllReduceMethod = Annotated[
 Reduction = Annotated[str, expect.choice(*REDUCTIONS)]
 Dimension = Annotated[int, expect.integer()]
 Blocks = Annotated[int | None, expect.optional(expect.integer(1))]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Call(DeviceCall):
-    """A call of a collective of one array.
-
-    Attributes:
-      dimension: of the operand, that is gathered or scattered.
-      reduction: how elements are combined.
-      distance: of a rotation.
-      blocks: CTAs of the kernel, at most.
-    """
-
-    dimension: int = 0
-    reduction: str = "add"
-    distance: int = 1
-    blocks: int | None = None
-
-    def takes_kernel(self, dtype: Any) -> bool:
-        """Returns whether a kernel does it."""
-        if self.method is None and not _moves(dtype):
-            return False
-        return self.reaches()
-
-    def run(self, kind: Any, x: jax.Array) -> jax.Array:
-        """Runs a kernel on an array of (rows, parts, length)."""
-        e = Exchange(
-            kind, self.group, x.shape[0], x.shape[2], jnp.dtype(x.dtype),
-            self.reduction, self.distance,
-        )  # fmt: skip
-        if self.blocks is not None:
-            e = dataclasses.replace(e, blocks=self.blocks)
-        return exchange.run(e, x, self.compiler_params, self.interpret)
-
-
-def _moves(dtype: Any) -> bool:
-    """Returns whether elements fill vectors of bytes: no bool, complex, 4-bit types."""
-    kinds = jnp.floating, jnp.integer
-    return any(jnp.issubdtype(dtype, k) for k in kinds) and jnp.dtype(
-        dtype
-    ).itemsize * 8 == _bits(dtype)
-
-
-def _bits(dtype: Any) -> int:
-    info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
-    return info(dtype).bits
 
 
 @expect.arguments()
@@ -300,28 +254,36 @@ def _with_derivative(f: Any, backward: Any, n_static: int = 1) -> Any:
 
 
 def _gathered(call: Call, x: jax.Array) -> jax.Array:
-    if not call.takes_kernel(x.dtype):
-        if call.group.size == 1:
-            return x
-        return lax.all_gather(x, call.axis_name, axis=call.dimension, tiled=True)
     n = call.group.size
-    moved, shape, back = _in_rows(x, call.dimension)
-    out = call.run("gather", moved)
-    return back(out.reshape(*shape[0], n * shape[1], *shape[2]))
+    if call.takes_kernel(x.dtype):
+        moved, (before, size, behind), back = _in_rows(x, call.dimension)
+        out = call.run("gather", moved)
+        return back(out.reshape(*before, n * size, *behind))
+    if n == 1:
+        return x
+    return lax.all_gather(x, call.axis_name, axis=call.dimension, tiled=True)
 
 
 def _scattered(call: Call, x: jax.Array) -> jax.Array:
-    if not call.takes_kernel(x.dtype):
-        if call.group.size == 1:
-            return x
-        scattered = lax.psum_scatter(
-            x, call.axis_name, scatter_dimension=call.dimension, tiled=True
-        )
-        return scattered
-    n = call.group.size
-    moved, shape, back = _in_rows(x, call.dimension, n)
-    out = call.run("scatter", moved)
-    return back(out.reshape(*shape[0], shape[1] // n, *shape[2]))
+    n, dimension = call.group.size, call.dimension
+    if call.takes_kernel(x.dtype):
+        moved, (before, size, behind), back = _in_rows(x, dimension, n)
+        out = call.run("scatter", moved)
+        return back(out.reshape(*before, size // n, *behind))
+    if n == 1:
+        return x
+    if call.reduction == "add":
+        options = {"scatter_dimension": dimension, "tiled": True}
+        return lax.psum_scatter(x, call.axis_name, **options)
+    size = x.shape[dimension] // n
+    start = call.group.me() * size
+    return lax.dynamic_slice_in_dim(_folded(call, x), start, size, dimension)
+
+
+def _folded(call: Call, x: jax.Array) -> jax.Array:
+    """Combines as no collective of `jax.lax` does."""
+    gathered = lax.all_gather(x, call.axis_name, axis=0, tiled=False)
+    return functools.reduce(REDUCTIONS[call.reduction], gathered)
 
 
 def _in_rows(x: jax.Array, dimension: int, parts: int = 1) -> Any:
@@ -344,13 +306,14 @@ def _in_rows(x: jax.Array, dimension: int, parts: int = 1) -> Any:
 
 
 def _combined(call: Call, x: jax.Array) -> jax.Array:
+    n, method = call.group.size, call.method
     if not call.takes_kernel(x.dtype):
-        if call.group.size == 1:
+        if n == 1:
             return x
+        if call.reduction not in _LAX_REDUCTIONS:
+            return _folded(call, x)
         total = _LAX_REDUCTIONS[call.reduction](x, call.axis_name)
         return varying(total, call.group)
-    n = call.group.size
-    method = call.method
     if method is None:
         # Of two devices, both methods send an array over each link.
         few = n == 2 or x.nbytes <= _ONE_SHOT_BYTES
@@ -398,7 +361,6 @@ _rotate = _with_derivative(
     _rotated,
     lambda call, g: _rotated(dataclasses.replace(call, distance=-call.distance), g),
 )
-_PLAIN = {_all_reduce: _combined, _reduce_scatter: _scattered}
 
 
 def _reduced(f: Any, call: Call, x: jax.Array) -> jax.Array:
@@ -417,17 +379,7 @@ def _reduced(f: Any, call: Call, x: jax.Array) -> jax.Array:
         )
     if call.reduction == "add":
         return f(call, x)
-    scatter = f is _reduce_scatter
-    alone = call.group.size == 1
-    if not alone and not call.takes_kernel(x.dtype) and (bitwise or scatter):
-        gathered = lax.all_gather(x, call.axis_name, axis=0, tiled=False)
-        whole = functools.reduce(exchange.reduction(call.reduction), gathered)
-        if not scatter:
-            return whole
-        size = x.shape[call.dimension] // call.group.size
-        start = call.group.me() * size
-        return lax.dynamic_slice_in_dim(whole, start, size, call.dimension)
-    return _PLAIN[f](call, x)
+    return (_scattered if f is _reduce_scatter else _combined)(call, x)
 
 
 def _dimension(x: Any, value: int, what: str) -> int:

@@ -195,11 +195,6 @@ def launch(
     )
 
 
-def divided(value: Any, by: int) -> tuple[Any, Any]:
-    """Returns quotient and remainder of an i32 scalar that is not negative."""
-    return lax.div(value, np.int32(by)), lax.rem(value, np.int32(by))
-
-
 @expect.arguments()
 def unreachable(axis_name: AxisName) -> str | None:
     """Returns why a kernel cannot reach the memory of all devices along an axis.

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any, Literal
 
 import jax
@@ -29,16 +28,18 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.collectives.devices import Group, divided, launch
+from pallas_gpu.ops.collectives.devices import DeviceCall, Group, launch
+from pallas_gpu.ops.folded import split
 from pallas_gpu.ops.rules import cached
 
 THREADS = 128
+_MOST_CTAS = 132
 _VECTOR_BYTES = 16
 # Vectors that a thread has under way; eight of each of two devices are 64 registers.
 _UNROLLED = 8
 
 Kind = Literal["gather", "shift", "exchange", "scatter", "reduce", "allreduce"]
-_REDUCTIONS = {
+REDUCTIONS: dict[str, Any] = {
     "add": lax.add,
     "min": lax.min,
     "max": lax.max,
@@ -46,36 +47,68 @@ _REDUCTIONS = {
     "or": lax.bitwise_or,
     "xor": lax.bitwise_xor,
 }
-REDUCTIONS = tuple(_REDUCTIONS)
 
 
-def reduction(name: str) -> Any:
-    """Returns the function of two arrays that a reduction applies."""
-    return _REDUCTIONS[name]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call(DeviceCall):
+    """A call of a collective of one array.
+
+    Attributes:
+      dimension: of the operand, that is gathered or scattered.
+      reduction: how elements are combined.
+      distance: of the device that a rotation stores at.
+      blocks: CTAs of the kernel, at most.
+    """
+
+    dimension: int = 0
+    reduction: str = "add"
+    distance: int = 1
+    blocks: int | None = None
+
+    def takes_kernel(self, dtype: Any) -> bool:
+        """Returns whether a kernel does it."""
+        return (self.method is not None or _moves(dtype)) and self.reaches()
+
+    def run(self, kind: Kind, x: jax.Array) -> jax.Array:
+        """Runs the kernel on an array of (rows, parts, length), of any length.
+
+        Lengths that are not multiples of a tile are filled up, by a copy.
+        """
+        rows, _, length = x.shape
+        whole = plgpu.align_to(length, quantum(x.dtype))
+        e = Exchange(self, self.group, kind, rows, whole, jnp.dtype(x.dtype))
+        if whole == length:
+            return make_kernel(e)(x)
+        padded = jnp.pad(x, ((0, 0), (0, 0), (0, whole - length)))
+        return make_kernel(e)(padded)[..., :length]
+
+
+def _moves(dtype: Any) -> bool:
+    """Returns whether elements fill vectors of bytes: no bool, complex, 4-bit types."""
+    for kind, info in (jnp.floating, jnp.finfo), (jnp.integer, jnp.iinfo):
+        if jnp.issubdtype(dtype, kind):
+            return jnp.dtype(dtype).itemsize * 8 == info(dtype).bits
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One collective; hashable, static.
+    """The kernel of a collective; hashable, static.
 
     Attributes:
-      kind: see above.
+      call: with the reduction, the distance and the options.
       group: the devices.
+      kind: see above.
       rows, length: sizes of the arrays: (rows, parts, length).
       dtype: of the elements.
-      reduction: how elements are combined.
-      distance: of the device that `shift` stores at.
-      blocks: CTAs, at most.
     """
 
-    kind: Kind
+    call: Call
     group: Group
+    kind: Kind
     rows: int
     length: int
     dtype: jnp.dtype
-    reduction: str = "add"
-    distance: int = 1
-    blocks: int = 132
 
     @property
     def parts_in(self) -> int:
@@ -116,7 +149,7 @@ def quantum(dtype: Any) -> int:
 
 
 @cached
-def make_kernel(e: Exchange, compiler_params: Any, interpret: Any) -> Any:
+def make_kernel(e: Exchange) -> Any:
     """Returns the kernel: a function of the operand."""
 
     def move(me: Any, tile: Any, x: Any, out: Any) -> None:
@@ -128,9 +161,8 @@ def make_kernel(e: Exchange, compiler_params: Any, interpret: Any) -> Any:
         move,
         jax.ShapeDtypeStruct((e.rows, e.parts_out, e.length), e.dtype),
         e.tiles,
-        e.blocks,
-        compiler_params=compiler_params,
-        interpret=interpret,
+        e.call.blocks or _MOST_CTAS,
+        **e.call.of_kernels,
     )
 
 
@@ -139,8 +171,8 @@ def _position(e: Exchange, tile: Any) -> tuple[Any, Any, Any]:
     distance: Any = np.int32(0)
     if e.kind == "exchange":
         # Neighbouring CTAs store at different devices, so that no link waits.
-        tile, distance = divided(tile, e.group.size)
-    row, at = divided(tile, e.length // e.tile)
+        tile, distance = split(tile, e.group.size)
+    row, at = split(tile, e.length // e.tile)
     return row, plgpu.ds(at * e.tile, e.tile), distance
 
 
@@ -158,7 +190,7 @@ def _move(
         group.peer(out, there).at[row, me, window].set(load(x.at[row, there, window]))
         return
     if e.kind == "shift":
-        there = group.after(me, e.distance)
+        there = group.after(me, e.call.distance)
         group.peer(out, there).at[row, 0, window].set(load(x.at[row, 0, window]))
         return
     if e.kind == "gather":
@@ -179,21 +211,7 @@ def _move(
 
 def _combine(e: Exchange, values: list[Any]) -> Any:
     """Combines elements, sums of narrow floats in float32."""
-    wide = jnp.issubdtype(e.dtype, jnp.floating) and e.dtype.itemsize < 4
-    if wide and e.reduction == "add":
+    narrow = jnp.issubdtype(e.dtype, jnp.floating) and e.dtype.itemsize < 4
+    if narrow and e.call.reduction == "add":
         values = [x.astype(jnp.float32) for x in values]
-    return functools.reduce(reduction(e.reduction), values).astype(e.dtype)
-
-
-def run(e: Exchange, x: jax.Array, compiler_params: Any, interpret: Any) -> jax.Array:
-    """Runs the kernel on an array of (rows, parts, length), of any length.
-
-    Lengths that are not multiples of a tile are filled up, by a copy.
-    """
-    least = quantum(e.dtype)
-    length = math.ceil(e.length / least) * least
-    if length == e.length:
-        return make_kernel(e, compiler_params, interpret)(x)
-    padded = jnp.pad(x, ((0, 0), (0, 0), (0, length - e.length)))
-    whole = dataclasses.replace(e, length=length)
-    return make_kernel(whole, compiler_params, interpret)(padded)[..., : e.length]
+    return functools.reduce(REDUCTIONS[e.call.reduction], values).astype(e.dtype)

@@ -24,11 +24,11 @@ from pallas_gpu.ops.collectives.devices import (
     AxisName,
     DeviceCall,
     Group,
-    divided,
     launch,
     varying,
 )
 from pallas_gpu.ops.collectives.exchange import THREADS
+from pallas_gpu.ops.folded import split
 from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 _CTAS = 132
@@ -253,14 +253,14 @@ def _send(
         @plgpu.when(unit >= rows)
         def _() -> None:
             expert = unit - np.int32(rows)
-            there, local = divided(expert, call.local)
+            there, local = split(expert, call.local)
             target = call.group.peer(counts, there)
             target.at[local, me].set(numbers[expert])
 
         @plgpu.when(unit < rows)
         def _() -> None:
-            token, choice = divided(unit, choices)
-            there, local = divided(experts[token, choice], call.local)
+            token, choice = split(unit, choices)
+            there, local = split(experts[token, choice], call.local)
             slot, weight = slots[token, choice], weights[token, choice]
 
             @plgpu.when(slot >= 0)
@@ -291,7 +291,7 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
 
     def add(me: Any, unit: Any, y: Any, experts: Any, slots: Any, weights: Any,
             out: Any) -> None:  # fmt: skip
-        token, part = divided(unit, parts)
+        token, part = split(unit, parts)
         at = plgpu.ds(part * columns, columns)
         total = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
         for choice in range(choices):
@@ -299,7 +299,7 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
             weight = weights[token, choice]
 
             def more(total: Any, expert=expert, slot=slot, weight=weight) -> Any:
-                there, local = divided(expert, call.local)
+                there, local = split(expert, call.local)
                 row = call.group.peer(y, there).at[local, me, slot, at]
                 value = plgpu.load(row, layout=layout).astype(jnp.float32)
                 return total + value * weight

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.collectives import gathered_product, scattered_product
+from pallas_gpu.ops.collectives import fused
 from pallas_gpu.ops.collectives.calls import all_gather, reduce_scatter
 from pallas_gpu.ops.collectives.devices import AxisName, DeviceCall, varying
 from pallas_gpu.ops.gemm.config import MatmulConfig
@@ -41,15 +41,16 @@ class _Call(DeviceCall):
 
     config: MatmulConfig | None
 
-    def gather(self, x: jax.Array) -> jax.Array:
-        """Gathers rows by an operation of its own."""
-        method: Any = "lax" if self.method == "lax" else None
-        return all_gather(x, self.axis_name, method=method, **self.of_kernels)
+    @property
+    def derived(self) -> _Call:
+        """That of a derivative, whose sizes may be others."""
+        method = None if self.method == "kernel" else self.method
+        return dataclasses.replace(self, config=None, method=method)
 
-    def scatter(self, x: jax.Array) -> jax.Array:
-        """Adds up and scatters rows by an operation of its own."""
-        method: Any = "lax" if self.method == "lax" else None
-        return reduce_scatter(x, self.axis_name, method=method, **self.of_kernels)
+    def alone(self, collective: Any, x: jax.Array) -> jax.Array:
+        """Gathers rows, or adds up and scatters them, by an operation of its own."""
+        method = "lax" if self.method == "lax" else None
+        return collective(x, self.axis_name, method=method, **self.of_kernels)
 
     def product(self, x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
         """Multiplies on each device."""
@@ -238,9 +239,9 @@ def _sm_count() -> int:
 def _run_gathered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
     p = _problem(call, x.shape[0], x, w)
     if not call.is_fused(p, None):
-        return call.product(call.gather(x), w)
-    config = _config(call, p, gathered_product.choose)
-    kernel = gathered_product.make_kernel(p, config, call.group, **call.of_kernels)
+        return call.product(call.alone(all_gather, x), w)
+    config = _config(call, p, fused.choose_gathering)
+    kernel = fused.gathering_kernel(p, config, call.group, **call.of_kernels)
     return kernel(x[None], w[None]).reshape(-1, p.n)
 
 
@@ -253,33 +254,22 @@ def _run_scattered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
     if p.m % rows or p.n % columns:
         reason = f"a result of {p.m} x {p.n}, not multiples of {rows} and {columns}"
     if not call.is_fused(p, reason):
-        return call.scatter(call.product(x, w))
-    config = _config(call, p, scattered_product.choose)
-    kernel = scattered_product.make_kernel(p, config, call.group, **call.of_kernels)
+        return call.alone(reduce_scatter, call.product(x, w))
+    config = _config(call, p, fused.choose)
+    kernel = fused.scattering_kernel(p, config, call.group, **call.of_kernels)
     return kernel(x.reshape(n, p.m, p.k), w[None])[0]
 
 
 def _gathered_backward(call: _Call, operands: Any, g: jax.Array) -> Any:
     x, w = operands
-    other = dataclasses.replace(call, config=None, method=_derived(call))
-    return (
-        _run_scattered(other, g, w.T),
-        call.product(call.gather(x), g, transpose_a=True),
-    )
+    rows = call.alone(all_gather, x)
+    return _run_scattered(call.derived, g, w.T), call.product(rows, g, transpose_a=True)
 
 
 def _scattered_backward(call: _Call, operands: Any, g: jax.Array) -> Any:
     x, w = operands
-    other = dataclasses.replace(call, config=None, method=_derived(call))
-    return (
-        _run_gathered(other, g, w.T),
-        call.product(x, call.gather(g), transpose_a=True),
-    )
-
-
-def _derived(call: _Call) -> str | None:
-    """Returns the method of a derivative, whose sizes may be others."""
-    return None if call.method == "kernel" else call.method
+    rows = call.alone(all_gather, g)
+    return _run_gathered(call.derived, g, w.T), call.product(x, rows, transpose_a=True)
 
 
 def _with_derivative(f: Any, backward: Any) -> Any:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -19,13 +18,7 @@ from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfi
 from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import APPROXIMATE, Operands, Problem
-from pallas_gpu.ops.rules import (
-    Array,
-    Factor,
-    Interpret,
-    positive,
-    vary_alike,
-)
+from pallas_gpu.ops.rules import Array, Factor, Interpret, vary_alike
 
 _BLACKWELL_HEAD_DIMS = 64, 128
 
@@ -133,24 +126,15 @@ def attention(
     """
     packed = cu_seqlens_q is not None or cu_seqlens_kv is not None
     operands.check_matrices(q, k, v, packed)
+    out_dtype = operands.result_dtype(q.dtype, out_dtype)
+    scales = operands.scales(q, k, q_scale, k_scale, v_scale)
     given = Operands(
-        *(q, k, v, bias, alibi_slopes, None, q_segment_ids, kv_segment_ids),
+        *(q, k, v, bias, alibi_slopes, scales, q_segment_ids, kv_segment_ids),
         *(q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_kv),
     )
-    out_dtype = operands.result_dtype(q.dtype, out_dtype)
-    given = given._replace(scales=operands.scales(q, k, q_scale, k_scale, v_scale))
     x = operands.take(given, packed)
+    scores = operands.make_scores(x, sm_scale, soft_cap)
     head_dim, v_dim = q.shape[-1], v.shape[-1]
-    if sm_scale is None:
-        sm_scale = 1 / math.sqrt(head_dim)
-    positive("attention", "sm_scale", sm_scale, "negate q instead")
-    positive("attention", "soft_cap", soft_cap, "None is without a cap")
-    scores = Scores(
-        float(sm_scale),
-        None if soft_cap is None else float(soft_cap),
-        bias=bias is not None,
-        alibi=alibi_slopes is not None,
-    )
     ragged = packed or x.q_lengths is not None
     mask = operands.make_mask(causal, window, align, x.q_ids is not None, ragged)
     chosen = _chosen(config, compiler_params, head_dim)
@@ -166,11 +150,13 @@ def attention(
     if isinstance(chosen, BlackwellAttentionConfig):
         params = dataclasses.replace(params, target=arch.SM_100A.name)
     problem: Problem[Any] = Problem(
-        **_sizes(x, packed),
-        dtype=jnp.dtype(q.dtype),
-        mask=mask,
-        scores=scores,
-        config=chosen,
+        *operands.sizes(x, packed),
+        jnp.dtype(q.dtype),
+        mask,
+        scores,
+        chosen,
+        bias=None if bias is None else tuple(x.bias.shape),
+        bias_dtype=None if bias is None else jnp.dtype(bias.dtype),
         packed=packed,
         logsumexp=return_logsumexp,
         deterministic=deterministic,
@@ -187,22 +173,6 @@ def attention(
     out, logsumexp = derivatives.differentiable(problem, vary_alike(x))
     out = out[..., :v_dim] if v_dim < out.shape[-1] else out
     return (out, logsumexp) if return_logsumexp else out
-
-
-def _sizes(x: Operands, packed: bool) -> dict[str, Any]:
-    q_len, heads, head_dim = x.q.shape[-3:]
-    kv_len, kv_heads, v_dim = x.v.shape[-3:]
-    return {
-        "batch": x.q_starts.shape[0] - 1 if packed else x.q.shape[0],
-        "q_len": q_len,
-        "kv_len": kv_len,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "v_dim": v_dim,
-        "bias": None if x.bias is None else tuple(x.bias.shape),
-        "bias_dtype": None if x.bias is None else jnp.dtype(x.bias.dtype),
-    }
 
 
 def _chosen(

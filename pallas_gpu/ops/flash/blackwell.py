@@ -129,18 +129,14 @@ def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
     rows = plgpu.ds(q_start, c.block_q)
     plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
 
-    def copy(step, source, ring):
+    def copy(source, ring, step):
         slot = ring.fill(step)
         rows = plgpu.ds((steps - 1 - step) * c.block_kv, c.block_kv)
         part = source.at[batch, rows, kv_head]
         plgpu.copy_gmem_to_smem(part, slot.buffers, slot.full)
 
-    def copy_k(step):
-        copy(step, mem.k, mem.k_ring)
-
-    def copy_v(step):
-        copy(step, mem.v, mem.v_ring)
-
+    copy_k = functools.partial(copy, mem.k, mem.k_ring)
+    copy_v = functools.partial(copy, mem.v, mem.v_ring)
     copy_k(jnp.int32(0))
 
     # Of a count that may be negative LLVM makes another loop; ptxas then spills values

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.ops.flash import narrow
-from pallas_gpu.ops.flash.masks import Mask
+from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands
 from pallas_gpu.ops.rules import positive, result_type
 
@@ -168,6 +169,14 @@ def scales(q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Any:
     return jnp.stack(jnp.broadcast_arrays(of_q * of_k, of_v), axis=2)
 
 
+def sizes(x: Operands, packed: bool) -> tuple[int, int, int, int, int, int, int]:
+    """Returns the first fields of a problem, up to the two head_dims."""
+    batch = x.q_starts.shape[0] - 1 if packed else x.q.shape[0]
+    q_len, heads, head_dim = x.q.shape[-3:]
+    kv_len, kv_heads, v_dim = x.v.shape[-3:]
+    return batch, q_len, kv_len, heads, kv_heads, head_dim, v_dim
+
+
 # --- the options ----------------------------------------------------------------------
 
 
@@ -178,6 +187,16 @@ def make_mask(
     if causal:
         right = 0 if right is None else min(right, 0)
     return Mask(left, right, align == "end", segments, ragged)
+
+
+def make_scores(x: Operands, sm_scale: Any, soft_cap: Any) -> Scores:
+    if sm_scale is None:
+        sm_scale = 1 / math.sqrt(x.q.shape[-1])
+    positive("attention", "sm_scale", sm_scale, "negate q instead")
+    positive("attention", "soft_cap", soft_cap, "None is without a cap")
+    soft_cap = None if soft_cap is None else float(soft_cap)
+    has_bias, has_slopes = x.bias is not None, x.slopes is not None
+    return Scores(float(sm_scale), soft_cap, bias=has_bias, alibi=has_slopes)
 
 
 def bounds(window: Any) -> tuple[int | None, int | None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix product for Blackwell: persistent, warp-specialised, tcgen05.
+"""Matrix products for Blackwell: persistent, warp-specialised, tcgen05.
 
 A block has two warpgroups. Two warps of the first one work on their own: one copies
 tiles of A and B into a ring of SMEM buffers by TMA, the other multiplies them on the
@@ -21,6 +21,10 @@ warpgroups, and learn in one loop which tile is next); they meet only at barrier
 
 Two accumulators of 256 columns may share 128 of them (`Schedule.shared_n`): the
 epilogue reads these first, and the next product starts while it stores the others.
+
+Scales of blocks along K are in the ring, too: the MMA warp copies those of a step to
+TMEM before the product that reads them. Copies and products of a thread are in order,
+so that TMEM has one set of scales.
 """
 
 from __future__ import annotations
@@ -28,9 +32,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import types
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +40,10 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import Positive, Strip, cached
+from pallas_gpu import arch, errors
+from pallas_gpu.ops.gemm.config import BLOCK_M, BlackwellMatmulConfig
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import cached, padded
 from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
@@ -50,140 +54,105 @@ _ISSUERS, _EPILOGUE, _LOADER = 0, 1, 2
 _TMA_WARP, _MMA_WARP = 0, 1
 # The axis of the blocks that share a tile; the first one multiplies.
 PAIR = "pair"
-_ACCUMULATORS = 2
-_BLOCK_M = 128
-
-
-class Pairs:
-    """What configurations of blocks that may share a tile have in common."""
-
-    collective: bool
-    blocks: int
-
-    @property
-    def ctas(self) -> int:
-        """Blocks that share a tile."""
-        return 2 if self.collective else 1
-
-    def require_blocks(self) -> None:
-        """Raises ArgumentError unless there is a block, or a pair."""
-        if self.blocks < self.ctas:
-            name = type(self).__name__
-            raise errors.ArgumentError(
-                f"{name}: there are no blocks",
-                expected=f"{self.ctas} or more blocks",
-                got=f"blocks={self.blocks}",
-                hint=f"start from {name}()",
-            )
-
-
-@expect.arguments()
-@dataclasses.dataclass(frozen=True)
-class BlackwellMatmulConfig(Pairs):
-    """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
-
-    Attributes:
-      tile_n: columns of a tile.
-      tile_k: depth of one step.
-      stages: SMEM buffers of the ring.
-      epilogue_n: columns that are stored at once; None: 128 bytes of the result.
-      collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for
-        half of the columns of B, which leaves space for more stages.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      dynamic: whether blocks take the next tile when they are free, by cluster launch
-        control, instead of every `blocks`-th one. Then the roles are warpgroups.
-
-    Raises:
-      ArgumentError: sizes that do not match each other or the tensor core.
-    """
-
-    tile_n: int = 256
-    tile_k: int = 64
-    stages: Positive = 4
-    epilogue_n: int | None = None
-    collective: bool = False
-    minor: Literal["m", "n"] = "m"
-    strip: Strip = 8
-    blocks: int = arch.SM_100A.sm_count
-    dynamic: bool = False
-
-    def __post_init__(self):
-        n, k = self.tile_n, self.tile_k
-        # Both accumulators share the 512 columns of TMEM. K is 16 per instruction, and
-        # the swizzle of B's rows needs N in multiples of 16.
-        step_n = 16 * self.ctas
-        if not step_n <= n <= 256 or n % step_n or k < 16 or k % 16:
-            raise errors.ArgumentError(
-                "BlackwellMatmulConfig: the tensor core does not support this tile",
-                expected=f"tile_n a multiple of {step_n} up to 256, tile_k of 16",
-                got=f"tile_n={n}, tile_k={k}",
-                hint="start from BlackwellMatmulConfig()",
-            )
-        part = self.epilogue_n
-        if part is not None and (part < 16 or part % 16 or n % part):
-            raise errors.ArgumentError(
-                "BlackwellMatmulConfig: the epilogue's parts do not divide the tile",
-                expected=f"a multiple of 16 that divides {n}",
-                got=f"epilogue_n={part}",
-                hint="None suits most tiles",
-            )
-        self.require_blocks()
-
-    @property
-    def step(self) -> tuple[int, int, int]:
-        """Of what M, N and K must be multiples: a tile, and a step."""
-        return _BLOCK_M * self.ctas, self.tile_n, self.tile_k
-
-    def part_n(self, out_dtype: Any) -> int:
-        """Columns that the epilogue stores at once."""
-        if self.epilogue_n is not None:
-            return self.epilogue_n
-        return math.gcd(self.tile_n, 128 // jnp.dtype(out_dtype).itemsize)
+# Scales lie in tiles of `BLOCK_M` rows by four scales, of this shape in memory, which
+# take as many columns of TMEM as they have scales.
+SCALES = 4
+SCALE_TILE = (32, 16)
+_COLUMNS = 512
+# Bytes of a row of the widest swizzle, and SMEM for barriers and what is aligned.
+_ROW_BYTES = 128
+_SMALL_BYTES = 2048
+_ZEROS = plgpu.OOBFillMode.ZEROS
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which tiles a block computes, and in which order.
+    """Which tiles a block computes, in which order, and with which memory.
 
     Attributes:
-      m, n, k: sizes; the last tiles may reach over the edge.
-      step: a tile, and the depth of a step.
-      config: blocks of a tile, and the order of tiles, see `BlackwellMatmulConfig`.
-      accumulators: in TMEM.
-      part_n: columns that the epilogue stores at once.
-      shared_n: columns that both accumulators have: the last ones of the first, which
-        are the first ones of the second. The epilogue reads them first.
+      problem: sizes; the last tiles may reach over the edge.
+      config: a `BlackwellMatmulConfig` or a `BlockScaledMatmulConfig`.
     """
 
-    m: int
-    n: int
-    k: int
-    step: tuple[int, int, int]
+    problem: Problem
     config: Any
-    accumulators: int
-    part_n: int
-    shared_n: int = 0
 
     @property
-    def tile_n(self) -> int:
-        """Columns of a tile."""
-        return self.step[1]
+    def tile_k(self) -> int:
+        """Depth of a step."""
+        return self.config.tile_k or _ROW_BYTES * 8 // self.bits
+
+    @property
+    def bits(self) -> int:
+        """Of an element of A or B."""
+        return jnp.finfo(self.problem.dtype).bits
+
+    @property
+    def step(self) -> tuple[int, int, int]:
+        """A tile, and the depth of a step."""
+        return BLOCK_M * self.config.ctas, self.config.tile_n, self.tile_k
 
     @property
     def tiles(self) -> plgpu.TileSchedule:
         """The tiles, and their order."""
-        c, (tile_m, tile_n, _) = self.config, self.step
+        p, c = self.problem, self.config
         minor = 0 if c.minor == "m" else 1
-        return plgpu.TileSchedule(
-            (self.m, self.n), (tile_m, tile_n), minor=minor, strip=c.strip
-        )
+        return plgpu.TileSchedule((p.m, p.n), self.step[:2], minor=minor, strip=c.strip)
 
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
-        return plgpu.cdiv(self.k, self.step[2])
+        return plgpu.cdiv(self.problem.k, self.tile_k)
+
+    @property
+    def groups(self) -> int:
+        """Tiles of scales along K in a step."""
+        group = self.problem.group
+        return 0 if group is None else self.tile_k // (group * SCALES)
+
+    @property
+    def across(self) -> int:
+        """Tiles of scales along the columns of a tile."""
+        return self.config.tile_n // BLOCK_M
+
+    @property
+    def part_n(self) -> int:
+        """Columns that the epilogue stores at once."""
+        c, itemsize = self.config, self.problem.out_dtype.itemsize
+        return c.epilogue_n or math.gcd(c.tile_n, c.part_bytes // itemsize)
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators that TMEM has space for beside the scales."""
+        return 2 if self._space >= 2 * self.config.tile_n - self.shared_n else 1
+
+    @property
+    def shared_n(self) -> int:
+        """Columns that both accumulators have: half of 256, or none.
+
+        They are the last ones of the first and the first ones of the second. The
+        epilogue reads them first.
+        """
+        n = self.config.tile_n
+        half = n // 2
+        return half if 2 * n - half <= self._space < 2 * n else 0
+
+    @property
+    def _space(self) -> int:
+        """Columns of TMEM beside the scales."""
+        return _COLUMNS - (1 + self.across) * self.groups * SCALES
+
+    @property
+    def stages(self) -> int:
+        """Buffers of the ring."""
+        if self.config.stages is not None:
+            return self.config.stages
+        n = self.config.tile_n
+        one = (BLOCK_M + n // self.config.ctas) * self.tile_k * self.bits // 8
+        one += (BLOCK_M + n) * self.groups * SCALES
+        stored = 2 * BLOCK_M * self.config.part_bytes
+        free = arch.SM_100A.smem_bytes_per_block - stored - _SMALL_BYTES
+        return max(1, min(8, free // one))
 
     @property
     def launch(self) -> dict[str, Any]:
@@ -216,9 +185,7 @@ class Schedule:
         else:
             self._run_apart(wg, load, multiply, store, first)
 
-        @plgpu.when(wg == _EPILOGUE)
-        def _():
-            plgpu.wait_smem_to_gmem(0)
+        plgpu.when(wg == _EPILOGUE)(lambda: plgpu.wait_smem_to_gmem(0))
 
     def _run_apart(self, wg, load, multiply, store, first) -> None:
         """Each role has its own loop; two of them are warps of a warpgroup."""
@@ -228,21 +195,13 @@ class Schedule:
             def _(info):
                 visit(*self.tile(info))
 
-        @plgpu.when(wg == _ISSUERS)
-        def _():
-            @plgpu.warp_map
-            def _(warp):
-                @plgpu.when(warp == _TMA_WARP)
-                def _():
-                    for_each_tile(load)
+        def in_warps(warp):
+            plgpu.when(warp == _TMA_WARP)(lambda: for_each_tile(load))
+            multiplies = jnp.logical_and(warp == _MMA_WARP, first)
+            plgpu.when(multiplies)(lambda: for_each_tile(multiply))
 
-                @plgpu.when(jnp.logical_and(warp == _MMA_WARP, first))
-                def _():
-                    for_each_tile(multiply)
-
-        @plgpu.when(wg == _EPILOGUE)
-        def _():
-            for_each_tile(store)
+        plgpu.when(wg == _ISSUERS)(lambda: plgpu.warp_map(in_warps))
+        plgpu.when(wg == _EPILOGUE)(lambda: for_each_tile(store))
 
     def _run_together(self, wg, load, multiply, store, first) -> None:
         """The roles are warpgroups: only these learn which tile is next."""
@@ -251,19 +210,11 @@ class Schedule:
         @plgpu.dynamic_scheduling_loop("worker", thread_axis="wg", cluster_axes=cluster)
         def _(info):
             tile = self.tile(info)
-
-            @plgpu.when(jnp.logical_and(wg == _ISSUERS, first))
-            def _():
-                multiply(*tile)
-
-            @plgpu.when(wg == _EPILOGUE)
-            def _():
-                store(*tile)
-
+            multiplies = jnp.logical_and(wg == _ISSUERS, first)
+            plgpu.when(multiplies)(lambda: multiply(*tile))
+            plgpu.when(wg == _EPILOGUE)(lambda: store(*tile))
             # The last warpgroup requests the next tile, which it needs first.
-            @plgpu.when(wg == _LOADER)
-            def _():
-                load(*tile)
+            plgpu.when(wg == _LOADER)(lambda: load(*tile))
 
     def for_each_step(self, number: Any, visit: Any) -> None:
         """Calls `visit(ki, step)` for the steps along K of a tile.
@@ -276,13 +227,13 @@ class Schedule:
     def accumulator(self, acc: Any, number: Any) -> tuple[Any, Any]:
         """Returns the part of TMEM, and its index, for a tile of the block."""
         which = lax.rem(number, np.int32(self.accumulators))
-        start = which * (self.tile_n - self.shared_n)
-        return acc.at[:, plgpu.ds(start, self.tile_n)], which
+        start = which * (self.config.tile_n - self.shared_n)
+        return acc.at[:, plgpu.ds(start, self.config.tile_n)], which
 
     @property
     def tmem_columns(self) -> int:
         """Columns of TMEM of all accumulators."""
-        return self.accumulators * self.tile_n - self.shared_n
+        return self.accumulators * self.config.tile_n - self.shared_n
 
     @property
     def reads(self) -> int:
@@ -304,10 +255,10 @@ class Schedule:
 
         And whether the columns for which the next product waits have been read then.
         """
-        starts = range(0, self.tile_n, self.part_n)
+        starts = range(0, self.config.tile_n, self.part_n)
         if not self.shared_n:
             return [(start, start == starts[-1]) for start in starts]
-        own_n = self.tile_n - self.shared_n
+        own_n = self.config.tile_n - self.shared_n
         # The shared columns are the last ones of the first accumulator.
         shared, own = (1 - which) * own_n, which * self.shared_n
         first = range(0, self.shared_n, self.part_n)
@@ -319,143 +270,103 @@ class Schedule:
 
     def starts_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        rows, columns = self.tiles.extent
-        if rows - self.m < _BLOCK_M and columns - self.n < self.part_n:
+        p, (rows, columns) = self.problem, self.tiles.extent
+        if rows - p.m < BLOCK_M and columns - p.n < self.part_n:
             return None
-        return jnp.logical_and(row < self.m, column < self.n)
+        return jnp.logical_and(row < p.m, column < p.n)
 
 
 @cached
 def make_kernel(
-    m, n, k, dtype, out_dtype, config: BlackwellMatmulConfig, compiler_params, interpret
-):
-    """Returns the kernel for a problem that the tiles divide."""
-    c = config
-    part_n = c.part_n(out_dtype)
-    schedule = Schedule(m, n, k, c.step, c, _ACCUMULATORS, part_n)
-
-    def windows(rows, columns):
-        def at(ki):
-            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-            return [(0, (rows, depth)), (1, (depth, columns))]
-
-        return at
-
-    def multiply(ki, tile, slot, axis):
-        left, right = slot.buffers
-        plgpu.tcgen05_mma(
-            tile, left, right, slot.empty, accumulate=ki > 0, collective_axis=axis
-        )
-
-    return launch(
-        schedule,
-        [
-            tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
-            tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
-        ],
-        jnp.dtype(out_dtype),
-        windows,
-        multiply,
-        shares=[plgpu.CopyPartition.PARTITIONED(axis) for axis in range(2)],
-        kernel_name="matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
-
-
-def launch(
-    schedule: Schedule,
-    buffers: list[Any],
-    out_dtype: jnp.dtype,
-    windows: Any,
-    multiply: Any,
-    *,
-    shares: list[Any],
-    oob_mode: Any = None,
-    scratch: Mapping[str, Any] = types.MappingProxyType({}),
-    compiler_params: plgpu.CompilerParams | None,
-    **options: Any,
+    p: Problem, config: BlackwellMatmulConfig, compiler_params, interpret
 ) -> Any:
-    """Returns a kernel: a function of the sources of its copies, and of any factor.
+    """Returns a function of A, B and the operands of the epilogue, of any sizes.
 
-    Args:
-      schedule: the tiles.
-      buffers: the ring's buffers, one for each source.
-      out_dtype: of the result.
-      windows: `windows(rows, columns)` returns a function of a step of the tile, which
-        returns the position of the buffer, and the window, for each source.
-      multiply: `multiply(ki, tile, slot, axis, **scratch)` issues the products
-        of a step, and releases its slot.
-      shares: for each source, what each block of a pair loads. The first one's barrier
-        counts.
-      oob_mode: of the copies.
-      scratch: declarations of what only `multiply` uses.
-      compiler_params, **options: of `plgpu.kernel`.
+    XLA transposes, pads, and applies the epilogue.
     """
-    collective = schedule.config.ctas > 1
-    axis = PAIR if collective else None
-
-    def load(sources, operands):
-        def visit_tile(rows, columns, number):
-            windows_at = windows(rows, columns)
-
-            def visit_step(ki, step):
-                slot = operands.fill(step)
-                copies = zip(sources, windows_at(ki), shares, strict=True)
-                for source, (i, window), share in copies:
-                    plgpu.copy_gmem_to_smem(
-                        source.at[window],
-                        slot.buffers[i],
-                        slot.full,
-                        collective_axes=axis,
-                        leader_tracked=share if collective else None,
-                        oob_mode=oob_mode,
-                    )
-
-            schedule.for_each_step(number, visit_step)
-
-        return visit_tile
-
-    def multiplies(operands, acc, computed, read, memory):
-        def visit_tile(rows, columns, number):
-            tile, which = schedule.accumulator(acc, number)
-            schedule.wait_for_accumulator(read, number)
-            schedule.for_each_step(
-                number,
-                lambda ki, step: multiply(
-                    ki, tile, operands.take(step), axis, **memory
-                ),
-            )
-            plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
-
-        return visit_tile
-
-    def body(*refs, operands, out_smem, acc, computed, read, **memory):
-        *sources, out = refs
-        factor = sources.pop() if len(sources) > len(buffers) else None
-        schedule.run(
-            load(sources, operands),
-            multiplies(operands, acc, computed, read, memory),
-            _stores(schedule, out, out_smem, acc, computed, read, factor),
+    if p.dtype.itemsize != 2:
+        raise errors.DTypeError(
+            "matmul: this element type is not supported on Blackwell",
+            expected="float16 or bfloat16",
+            got=p.dtype,
+            hint="convert the operands with astype",
         )
+    step = Schedule(p, config).step
+    m, n, k = map(plgpu.align_to, (p.m, p.n, p.k), step)
+    # An epilogue reads sums that are not rounded.
+    rounded = p.out_dtype if p.epilogue.is_identity else jnp.dtype(jnp.float32)
+    tiled = Problem(m, n, k, p.dtype, rounded)
+    kernel = tiled_kernel(tiled, config, compiler_params, interpret)
 
+    def products(a: jax.Array, b: jax.Array) -> jax.Array:
+        a = _padded(a, p.transpose_a, (p.m, p.k), (m, k))
+        b = _padded(b, p.transpose_b, (p.k, p.n), (k, n))
+        if p.batch == 1:
+            return kernel(a[0], b[0])[None, : p.m, : p.n]
+        a, b = (x[0] if s else x for x, s in ((a, p.shared_a), (b, p.shared_b)))
+        axes = (None if p.shared_a else 0, None if p.shared_b else 0)
+        return jax.vmap(kernel, axes)(a, b)[:, : p.m, : p.n]
+
+    def run(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
+        if p.epilogue.gated:
+            others = (products(a, others[0]), *others[1:])
+        return p.epilogue.of_arrays(products(a, b), p.out_dtype, *others)
+
+    return run
+
+
+def _padded(
+    x: jax.Array, transposed: bool, used: tuple[int, int], sizes: tuple[int, int]
+) -> jax.Array:
+    x = x.swapaxes(1, 2) if transposed else x
+    x = x[:, : used[0], : used[1]]
+    return padded(padded(x, sizes[0], 1), sizes[1])
+
+
+@cached
+def tiled_kernel(p: Problem, config: Any, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the function of A (M, K), B and the scales, if any.
+
+    Without scales the tiles divide the problem. Scales of blocks are (rows / 128,
+    scales / 4, 32, 16), for all rows and steps of all tiles; the factor is (1,).
+    """
+    schedule = Schedule(p, config)
     params = compiler_params or plgpu.CompilerParams()
     return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((schedule.m, schedule.n), out_dtype),
+        functools.partial(_body, schedule),
+        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
         **schedule.launch,
+        kernel_name="matmul" if p.group is None else "block_scaled_matmul",
         compiler_params=dataclasses.replace(params, target=TARGET),
-        scratch_types={**scratch, **_scratch(schedule, buffers, out_dtype)},
-        **options,
+        interpret=interpret,
+        scratch_types=_scratch(schedule),
     )
 
 
-def _scratch(schedule: Schedule, buffers: list[Any], out_dtype: jnp.dtype) -> Any:
-    collective = schedule.config.ctas > 1
+def _scratch(schedule: Schedule) -> dict[str, Any]:
+    p, c, stages = schedule.problem, schedule.config, schedule.stages
+    across, groups, tile_k = schedule.across, schedule.groups, schedule.tile_k
+    part = c.tile_n // c.ctas
+    b_tile = (part, tile_k) if p.transpose_b else (tile_k, part)
+    buffers = [
+        tiles((stages, *tile), dtype)
+        for tile, dtype in zip(((BLOCK_M, tile_k), b_tile), p.types, strict=True)
+    ]
+    scratch = {}
+    if groups:
+        for i, (name, rows) in enumerate((("a_scale", 1), ("b_scale", across))):
+            shape = stages, rows, groups, *SCALE_TILE
+            buffers.insert(2 * i, plgpu.SMEM(shape, p.scale_dtype))
+            scratch[name] = plgpu.TMEM(
+                (rows * BLOCK_M, groups * SCALES),
+                p.scale_dtype,
+                layout=plgpu.layouts.TmemLayout.scales(),
+                collective=c.collective,
+            )
     ring = plgpu.Ring.of(buffers)
     done = functools.partial(plgpu.Barrier, orders_tensor_core=True)
     read: Any = done(num_barriers=schedule.reads)
-    if collective:
+    if c.collective:
         # Both blocks must have read their rows.
         read = plgpu.ClusterBarrier(
             collective_axes=PAIR,
@@ -463,14 +374,79 @@ def _scratch(schedule: Schedule, buffers: list[Any], out_dtype: jnp.dtype) -> An
             orders_tensor_core=True,
             leader_tracked=True,
         )
-    acc_shape = _BLOCK_M, schedule.tmem_columns
-    return {
+    acc_shape = BLOCK_M, schedule.tmem_columns
+    return scratch | {
         "operands": dataclasses.replace(ring, empty=done(num_barriers=ring.stages)),
-        "out_smem": tiles((2, _BLOCK_M, schedule.part_n), out_dtype),
-        "acc": plgpu.TMEM(acc_shape, jnp.float32, collective=collective),
+        "out_smem": tiles((2, BLOCK_M, schedule.part_n), p.out_dtype),
+        "acc": plgpu.TMEM(acc_shape, jnp.float32, collective=c.collective),
         "computed": done(num_barriers=schedule.accumulators),
         "read": read,
     }
+
+
+def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **scales):
+    *sources, out = refs
+    collective = schedule.config.collective
+    axis = PAIR if collective else None
+    p, groups, tile_k = schedule.problem, schedule.groups, schedule.tile_k
+    factor = sources.pop() if "factor" in p.scales else None
+    # What each block of a pair loads; the first copy's barrier counts.
+    half, both = plgpu.CopyPartition.PARTITIONED, plgpu.CopyPartition.REPLICATED
+    shares = [half(0), half(0 if p.transpose_b else 1), half(0), both]
+    order, oob_mode = ((1, 3, 0, 2), _ZEROS) if groups else ((0, 1), None)
+
+    def load(rows, columns, number):
+        # Tiles of scales: `columns` starts at a multiple of whole ones.
+        counts = ((rows, schedule.config.ctas), (columns, schedule.across))
+        held = [
+            plgpu.ds(lax.div(part.start, BLOCK_M), count)
+            for part, count in (counts if groups else ())
+        ]
+
+        def visit(ki, step):
+            slot = operands.fill(step)
+            depth = plgpu.ds(ki * tile_k, tile_k)
+            of_b = (columns, depth) if p.transpose_b else (depth, columns)
+            along = plgpu.ds(ki * groups, groups) if groups else None
+            windows = [(rows, depth), of_b, *((part, along) for part in held)]
+            for source, window, i, share in zip(
+                sources, windows, order, shares, strict=False
+            ):
+                plgpu.copy_gmem_to_smem(
+                    source.at[window],
+                    slot.buffers[i],
+                    slot.full,
+                    collective_axes=axis,
+                    leader_tracked=share if collective else None,
+                    oob_mode=oob_mode,
+                )
+
+        schedule.for_each_step(number, visit)
+
+    def multiply(rows, columns, number):
+        tile, which = schedule.accumulator(acc, number)
+        schedule.wait_for_accumulator(read, number)
+
+        def visit(ki, step):
+            slot = operands.take(step)
+            a, b, *held = (slot.buffers[i] for i in order)
+            for buffer, scale in zip(held, scales.values(), strict=True):
+                plgpu.async_copy_scales_to_tmem(buffer, scale, collective_axis=axis)
+            plgpu.tcgen05_mma(
+                tile,
+                a,
+                b.T if p.transpose_b else b,
+                slot.empty,
+                **scales,
+                accumulate=ki > 0,
+                collective_axis=axis,
+            )
+
+        schedule.for_each_step(number, visit)
+        plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
+
+    store = _stores(schedule, out, out_smem, acc, computed, read, factor)
+    schedule.run(load, multiply, store)
 
 
 def _stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> Any:
@@ -480,14 +456,14 @@ def _stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -
       scale: reference to a factor of the result.
     """
     width = schedule.part_n
-    store = plgpu.TileStore(buffers, schedule.tile_n // width)
+    store = plgpu.TileStore(buffers, schedule.config.tile_n // width)
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
         first = rows.start
         if schedule.config.ctas > 1:
-            first += lax.axis_index(PAIR) * _BLOCK_M
-        own = plgpu.ds(first, _BLOCK_M)
+            first += lax.axis_index(PAIR) * BLOCK_M
+        own = plgpu.ds(first, BLOCK_M)
         plgpu.barrier_wait(computed.at[which])
         for part, (start, is_free) in enumerate(schedule.parts(which)):
             value = plgpu.async_load_tmem(tile.at[:, plgpu.ds(start, width)])

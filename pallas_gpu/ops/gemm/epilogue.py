@@ -89,42 +89,28 @@ class Epilogue:
             return ACTIVATIONS[self.activation]
         return self.activation
 
-    def activate(self, product: Any, *, bias: Any = None, gate: Any = None) -> Any:
-        """Returns the tile before the residual is added: what has to be differentiated.
-
-        Args:
-          product: (rows, columns), float32 or int32; in registers, or an array of JAX.
-          bias: (columns,) or of the product's shape, float32.
-          gate: the second product, like the first.
-        """
-        function = self.function()
-        product = product.astype(jnp.float32)
-        gate = None if gate is None else gate.astype(jnp.float32)
-        if self.scale != 1.0:
-            product = product * np.float32(self.scale)
-            gate = None if gate is None else gate * np.float32(self.scale)
-        if bias is not None:
-            if bias.ndim == 1:
-                along = (product.ndim - 1,)
-                bias = lax.broadcast_in_dim(bias, product.shape, along)
-            product = product + bias
-        if gate is None:
-            return function(product)
-        return function(gate) * product
-
     def apply(
         self, product: Any, *, bias: Any = None, gate: Any = None, residual: Any = None
     ) -> Any:
         """Returns the tile as it is stored, in float32.
 
         Args:
-          product, bias, gate: see `activate`.
+          product: (rows, columns), float32 or int32; in registers, or an array of JAX.
+          bias: (columns,) or of the product's shape, float32.
+          gate: the second product, like the first.
           residual: (rows, columns) of any floating type.
         """
-        tile = self.activate(product, bias=bias, gate=gate)
-        if residual is None:
-            return tile
-        return tile + residual.astype(jnp.float32)
+        tile, function = product.astype(jnp.float32), self.function()
+        gate = None if gate is None else gate.astype(jnp.float32)
+        if self.scale != 1.0:
+            tile = tile * np.float32(self.scale)
+            gate = None if gate is None else gate * np.float32(self.scale)
+        if bias is not None:
+            if bias.ndim == 1:
+                bias = lax.broadcast_in_dim(bias, tile.shape, (tile.ndim - 1,))
+            tile = tile + bias
+        tile = function(tile) if gate is None else function(gate) * tile
+        return tile if residual is None else tile + residual.astype(jnp.float32)
 
     def of_arrays(self, product: jax.Array, dtype: Any, *others: jax.Array) -> Any:
         """Returns the result of an array of JAX and the operands, in order."""

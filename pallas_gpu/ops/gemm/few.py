@@ -35,15 +35,19 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import operands_of
 
+# Rows of a tile whose sums the blocks of a cluster send each other: for more there is
+# no SMEM beside the ring.
+_MOST_SENT = 32
 # Elements between the rows of sums in SMEM: 8 columns of 4 pairs of rows, the elements
 # that a warp stores at once, are then in different banks.
-_PAD = 4
+PAD = 4
 # Rows that a warpgroup adds at once, 64 columns of which are 16 registers.
 _ROWS = 32
 
@@ -55,7 +59,7 @@ def make_kernel(
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
     c = config
     _check_depth(p, c)
-    schedule = _Schedule(p, c)
+    schedule = Schedule(p, c)
     ring = operands_of(p, c, c.tile_m)
     scratch: dict[str, Any] = {
         "memory": _memory(schedule, ring),
@@ -95,14 +99,14 @@ def make_kernel(
     )
 
 
-def _memory(schedule: _Schedule, ring: list[Any]) -> Any:
+def _memory(schedule: Schedule, ring: list[Any]) -> Any:
     """Returns the ring and the sums, which use the same memory where they can."""
     p, c = schedule.problem, schedule.config
-    columns = c.own_n + _PAD
+    columns = c.own_n + PAD
     if schedule.sends:
         sent = c.warpgroups, c.split, p.factors, schedule.share, columns
         return [ring, plgpu.SMEM(sent, p.accumulator)]
-    stored = c.warpgroups, p.factors, schedule.part, columns
+    stored = c.warpgroups, p.factors, schedule.part_m, columns
     sums = plgpu.SMEM(stored, p.accumulator)
     return plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums]
 
@@ -120,11 +124,12 @@ def _check_depth(p: Problem, c: SplitMatmulConfig) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Schedule:
+class Schedule(hopper.Schedule):
     """Which tiles a cluster computes, and which part of K a block."""
 
-    problem: Problem
-    config: SplitMatmulConfig
+    # B is the larger operand.
+    order = 1, 0, 2
+    oob_mode = None
 
     @property
     def plane(self) -> tuple[int, int]:
@@ -133,49 +138,53 @@ class _Schedule:
         return plgpu.cdiv(p.m, c.tile_m), plgpu.cdiv(p.n, c.tile_n)
 
     @property
-    def tiles(self) -> int:
+    def count(self) -> int:
         """Tiles of all products."""
-        return self.problem.batch * math.prod(self.plane)
+        return self.problem.tiles(self.config.tile_m, self.config.tile_n)
 
     @property
     def workers(self) -> int:
         """Clusters for each part of K: no more than there are tiles."""
         c = self.config
-        return min(c.blocks // (c.split * c.clusters), self.tiles)
+        return min(c.blocks // (c.split * c.clusters), self.count)
 
     @property
     def is_once(self) -> bool:
         """Whether no block has a second tile: sums then use the memory of the ring."""
-        return self.workers >= self.tiles
+        return self.workers >= self.count
 
     @property
-    def part(self) -> int:
+    def part_m(self) -> int:
         """Rows whose sums are in SMEM at once."""
         return self.config.tile_m if self.is_once else self.config.part
 
     @property
     def sends(self) -> bool:
-        """Whether sums are sent to the block that adds them."""
-        return sends(self.config, is_once=self.is_once)
+        """Whether the blocks of a cluster send sums to the block that adds them."""
+        c = self.config
+        return c.split > 1 and self.is_once and c.tile_m <= _MOST_SENT
 
     @property
     def share(self) -> int:
         """Rows that a block of a cluster adds; where they are sent, at most."""
-        return rows_sent(self.config) if self.sends else self.part // self.config.split
+        if not self.sends:
+            return self.part_m // self.config.split
+        # An instruction has 8 columns in the registers of a warp.
+        return plgpu.align_to(plgpu.cdiv(self.config.tile_m, self.config.split), 8)
 
-    def depth(self) -> tuple[Any, Any]:
-        """Returns this block's first step along K, and the number of its steps."""
+    def part_of_k(self, batch: Any = 0) -> tuple[Any, Any, Any]:
+        """Returns the product, this block's first step along K, and its steps."""
         c = self.config
         parts = c.split * c.clusters
         every, more = divmod(plgpu.cdiv(self.problem.k, c.tile_k), parts)
         if parts == 1:
-            return 0, every
+            return batch, 0, every
         i = lax.mul(lax.axis_index("part"), np.int32(c.split))
         i = lax.add(i, lax.axis_index("split"))
         if more == 0:
-            return lax.mul(i, np.int32(every)), every
+            return batch, lax.mul(i, np.int32(every)), every
         first = lax.add(lax.mul(i, np.int32(every)), lax.min(i, np.int32(more)))
-        return first, lax.add(np.int32(every), (i < more).astype(np.int32))
+        return batch, first, lax.add(np.int32(every), (i < more).astype(np.int32))
 
     def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(batch, row, column, first_step)` for the tiles of this block.
@@ -183,9 +192,9 @@ class _Schedule:
         `first_step` counts the steps of all its tiles.
         """
         c, (rows, columns) = self.config, self.plane
-        steps = self.depth()[1]
+        steps = self.part_of_k()[2]
 
-        @plgpu.nd_loop((self.tiles,), collective_axes="worker")
+        @plgpu.nd_loop((self.count,), collective_axes="worker")
         def _(info):
             # Neighbours share columns of B, which is the larger operand.
             mi = lax.rem(info.index[0], np.int32(rows))
@@ -195,48 +204,24 @@ class _Schedule:
             visit(batch, mi * c.tile_m, ni * c.tile_n, info.local_index * steps)
 
 
-def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
-    *others, out = refs
-    named = dict(zip(schedule.problem.epilogue.operands, others, strict=True))
+def _body(schedule: Schedule, *refs, **scratch) -> None:
     buffers, sums = scratch.pop("memory")
     ring = plgpu.Ring(buffers, scratch.pop("empty"), scratch.pop("full"))
-    mem = Memory(a=a, b=b, out=out, operands=ring, sums=sums, **named, **scratch)
+    names = "a", "b", *schedule.problem.operands, "out"
+    mem = Memory.of(names, refs, operands=ring, sums=sums, **scratch)
     wg = lax.axis_index("wg")
     plgpu.Roles(schedule.config.warpgroups).run(
         wg,
-        lambda: _produce(schedule, mem),
+        lambda: schedule.for_each_tile(functools.partial(schedule.produce, mem)),
         lambda: schedule.for_each_tile(_Consumer(schedule, mem, wg).visit),
     )
-
-
-def _produce(schedule: _Schedule, mem: Memory) -> None:
-    p, c = schedule.problem, schedule.config
-    first, steps = schedule.depth()
-
-    def visit(batch, row, column, first_step):
-        rows, columns = plgpu.ds(row, c.tile_m), plgpu.ds(column, c.tile_n)
-
-        @plgpu.loop(0, steps)
-        def _(ki):
-            slot = mem.operands.fill(first_step + ki)
-            a, b, *gate = slot.buffers
-            depth = plgpu.ds((first + ki) * c.tile_k, c.tile_k)
-            of_a = (depth, rows) if p.transpose_a else (rows, depth)
-            of_b = (columns, depth) if p.transpose_b else (depth, columns)
-            copies = [(mem.b, of_b, p.shared_b, b), (mem.a, of_a, p.shared_a, a)]
-            copies += [(mem.gate, of_b, p.shared_b, buffer) for buffer in gate]
-            for source, window, shared, buffer in copies:
-                part = source.at[(0 if shared else batch, *window)]
-                plgpu.copy_gmem_to_smem(part, buffer, slot.full)
-
-    schedule.for_each_tile(visit)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer:
     """What one consumer warpgroup does."""
 
-    schedule: _Schedule
+    schedule: Schedule
     mem: Memory
     wg: Any
 
@@ -252,7 +237,7 @@ class _Consumer:
             plgpu.barrier_arrive(drained)
             plgpu.barrier_wait(drained)
         column = column + self.wg * c.own_n
-        part = self.schedule.part
+        part = self.schedule.part_m
         for start in range(0, c.tile_m, part):
             parts = [x[:, start : start + part] for x in products]
             self.store(parts, batch, row + start, column)
@@ -269,7 +254,7 @@ class _Consumer:
                 plgpu.wgmma(acc, columns, a if p.transpose_a else a.T)
 
         return self.mem.operands.accumulate(
-            accumulators, self.schedule.depth()[1], multiply, first=first_step
+            accumulators, self.schedule.part_of_k()[2], multiply, first=first_step
         )
 
     def store(self, products, batch, row, column) -> None:
@@ -321,7 +306,7 @@ class _Consumer:
     def add_share(self, count, batch, row, first, column) -> None:
         """Adds this block's rows of `count` products, and stores them."""
         share = self.schedule.share
-        rows = math.gcd(share, self.schedule.part, _ROWS)
+        rows = math.gcd(share, self.schedule.part_m, _ROWS)
         for start in range(0, share, rows):
             self.add(count, batch, row, first, start, rows, column)
 
@@ -331,8 +316,8 @@ class _Consumer:
         of_sums = start if self.schedule.sends else first + start
         first = first + start
         is_inside = (row + first < p.m) & (column < p.n)
-        if self.schedule.part % self.schedule.share:
-            is_inside &= first < self.schedule.part
+        if self.schedule.part_m % self.schedule.share:
+            is_inside &= first < self.schedule.part_m
 
         @plgpu.when(is_inside)
         def _():

@@ -9,7 +9,8 @@ import math
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
+from pallas_gpu.ops.gemm.config import SplitMatmulConfig
+from pallas_gpu.ops.gemm.few import PAD, Schedule
 from pallas_gpu.ops.gemm.problem import Problem
 
 _TARGET = arch.SM_90A
@@ -37,7 +38,6 @@ _MOST_STAGES = 10
 _MANY = 1 << 20
 # ptxas needs about so many beside the accumulators.
 _OTHER_REGISTERS = 32
-_PAD = 4
 # Microseconds of a launch, the first copies and the last stores, and bytes per
 # microsecond: of the device's memory; of an SM, copies from it and from the L2,
 # accesses to SMEM, and sums that a cluster exchanges. Fitted to times on an H200.
@@ -58,7 +58,7 @@ def choose(p: Problem) -> SplitMatmulConfig | None:
 
     None: there are more rows, and the tiles fill the device anyway.
     """
-    if p.m > _MOST_ROWS and _tiles(p, 128, 128) > _SMS:
+    if p.m > _MOST_ROWS and p.tiles(128, 128) > _SMS:
         return None
     found = candidates(p)
     return min(found, key=lambda c: cost(p, c)) if found else None
@@ -80,14 +80,6 @@ def candidates(p: Problem) -> list[SplitMatmulConfig]:
     ]
 
 
-def _tiles(p: Problem, tile_m: int, tile_n: int) -> int:
-    return p.batch * plgpu.cdiv(p.m, tile_m) * plgpu.cdiv(p.n, tile_n)
-
-
-def _blocks(p: Problem, c: SplitMatmulConfig) -> int:
-    return _tiles(p, c.tile_m, c.tile_n) * c.split * c.clusters
-
-
 def _rows(p: Problem) -> list[int]:
     """Returns the rows of tiles that suit a problem."""
     if p.transpose_a:
@@ -99,7 +91,7 @@ def _rows(p: Problem) -> list[int]:
 
 def _clusters(p: Problem, tile_m: int, tile_n: int) -> tuple[int, ...]:
     """Returns into how many parts clusters divide K, where tiles are very few."""
-    return (1, 2, 4, 8, 16) if 8 * _tiles(p, tile_m, tile_n) < _SMS else (1,)
+    return (1, 2, 4, 8, 16) if 8 * p.tiles(tile_m, tile_n) < _SMS else (1,)
 
 
 def _config(
@@ -141,15 +133,11 @@ def _config(
 def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     """Returns the SMEM of a block with a number of buffers."""
     stage = (c.tile_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
-    is_once = c.blocks >= _blocks(p, c)
-    rows = c.tile_m if is_once else c.part
-    sums = c.warpgroups * p.factors * rows * (c.own_n + _PAD) * 4
-    ring = stages * stage
-    if sends(c, is_once=is_once):
-        rows = c.split * rows_sent(c)
-        sent = c.warpgroups * p.factors * rows * (c.own_n + _PAD) * 4
-        return ring + sent + _BARRIER_BYTES
-    return (max(ring, sums) if is_once else ring + sums) + _BARRIER_BYTES
+    s, ring = Schedule(p, c), stages * stage
+    rows = c.split * s.share if s.sends else s.part_m
+    sums = c.warpgroups * p.factors * rows * (c.own_n + PAD) * 4
+    is_shared = s.is_once and not s.sends
+    return (max(ring, sums) if is_shared else ring + sums) + _BARRIER_BYTES
 
 
 def cost(p: Problem, c: SplitMatmulConfig) -> float:
@@ -158,7 +146,8 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
     The SM with the most blocks multiplies, or its SMEM is read and written, or it
     copies from the L2; or all of them wait for the device's memory.
     """
-    item, blocks = p.dtype.itemsize, _blocks(p, c)
+    s, item = Schedule(p, c), p.dtype.itemsize
+    blocks = s.count * c.split * c.clusters
     columns, depth = p.factors * c.tile_n, c.tile_k * item
     sums = p.factors * c.own_n * c.tile_m // 128
     registers = (c.warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
@@ -179,11 +168,11 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
         copied / _L2_BYTES_PER_US,
     )
     exchange = 0.0
-    if sends(c, is_once=c.blocks >= blocks):
+    if s.sends:
         exchange = 0.4 + 0.4 * math.log2(c.split)
         exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     elif c.split > 1:
-        parts = 0 if c.blocks >= blocks else c.tile_m // c.part
+        parts = 0 if s.is_once else c.tile_m // c.part
         exchange = 0.3 + 0.8 * math.log2(c.split) + 1.5 * parts
         exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     if c.clusters > 1:

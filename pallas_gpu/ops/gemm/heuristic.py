@@ -70,7 +70,7 @@ def _divided(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig | None:
     """Returns the configuration whose parts of K fill the device, if there is one."""
     sums = dataclasses.replace(p, out_dtype=jnp.dtype(jnp.float32), residual_dtype=None)
     c = _config(sums, tile_m, tile_n, None)
-    tiles = p.batch * plgpu.cdiv(p.m, c.block_m) * plgpu.cdiv(p.n, tile_n)
+    tiles = p.tiles(c.block_m, tile_n)
     steps = plgpu.cdiv(p.k, c.tile_k)
     parts = min(_SMS // tiles, steps // _LEAST_STEPS, _MOST_PARTS)
     if parts < 2:
@@ -99,8 +99,7 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     """
     if c.transposed:
         return cost(p.transposed, dataclasses.replace(c, transposed=False))
-    m, n = c.cluster_tile
-    tiles = p.batch * c.parts * plgpu.cdiv(p.m, m) * plgpu.cdiv(p.n, n)
+    tiles = c.parts * p.tiles(*c.cluster_tile)
     waves = plgpu.cdiv(tiles, _SMS // c.cluster_size)
     item = p.dtype.itemsize
     # FLOP per microsecond and SM; tf32 has half the rate of 16-bit types.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import CLUSTERS, operands_of, tiles
 
@@ -45,7 +46,7 @@ def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) ->
         _require_no_gate(p)
     kernel = launch(
         Schedule(of_kernel.transposed if config.transposed else of_kernel, config),
-        TransposedConsumer if config.transposed else Consumer,
+        Consumer,
         jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype),
         kernel_name="matmul",
         compiler_params=compiler_params,
@@ -122,16 +123,14 @@ def launch(
       out_type: of the results.
       memory: returns a `Memory` from the references of the operands and results and,
         by name, of the scratch; default: of the problem's operands and one result.
-      scratch: declarations; default: `scratch_of` the problem.
+      scratch: declarations; default: `scratch_of` the schedule.
       **options: name and parameters, for `plgpu.kernel`.
     """
     p, c = schedule.problem, schedule.config
 
-    def named(a: Any, b: Any, *refs: Any, **scratch: Any) -> Memory:
-        *others, out = refs
-        names = dict(zip(p.operands, others, strict=True))
-        a, b = (b, a) if c.transposed else (a, b)
-        return Memory(a=a, b=b, out=out, **names, **scratch)
+    def named(*refs: Any, **scratch: Any) -> Memory:
+        factors = "ba" if c.transposed else "ab"
+        return Memory.of((*factors, *p.operands, "out"), refs, **scratch)
 
     def visits(wg: Any, *refs: Any, **scratch: Any) -> Any:
         mem = (memory or named)(*refs, **scratch)
@@ -140,17 +139,13 @@ def launch(
             lambda: consumer(schedule, mem, wg).visit,
         )
 
-    scratch = scratch or scratch_of(p, c)
-    return persistent(
-        schedule, visits, c.consumers, c.blocks, out_type, scratch, **options
-    )
+    scratch = scratch or scratch_of(schedule)
+    return persistent(schedule, visits, out_type, scratch, **options)
 
 
 def persistent(
-    schedule: Any,
+    schedule: Schedule,
     visits: Any,
-    consumers: int,
-    blocks: int,
     out_type: Any,
     scratch: dict[str, Any],
     **options: Any,
@@ -158,16 +153,15 @@ def persistent(
     """Returns a kernel in which a producer and consumers visit the tiles of a schedule.
 
     Args:
-      schedule: has `tiles`, a `plgpu.TileSchedule`, and `for_each_tile`.
+      schedule: the tiles.
       visits: called with the index of the warpgroup and all references; returns for
         the producer and for a consumer a function that returns what visits a tile.
         A third function is for another warp of the producer, which runs it once.
-      consumers: warpgroups.
-      blocks: CTAs, at most.
       out_type, scratch: of the kernel.
       **options: name and parameters, for `plgpu.kernel`.
     """
-    roles = plgpu.Roles(consumers, _REGISTERS[consumers])
+    c, tiles = schedule.config, schedule.tiles
+    roles = plgpu.Roles(c.consumers, _REGISTERS[c.consumers])
 
     def body(*refs, **memory) -> None:
         wg = lax.axis_index("wg")
@@ -188,11 +182,10 @@ def persistent(
             wg, (lambda: plgpu.warp_map(in_warps)) if others else produce, consume
         )
 
-    tiles = schedule.tiles
     return plgpu.kernel(
         body,
         out_type=out_type,
-        grid=(tiles.clusters(blocks),),
+        grid=(tiles.clusters(c.blocks),),
         grid_names=(tiles.axis,),
         cluster=(math.prod(tiles.cluster),),
         cluster_names=(tiles.cluster_axis,),
@@ -204,19 +197,19 @@ def persistent(
 
 
 def scratch_of(
-    p: Problem, c: Any, part: tuple[int, int] | None = None, copies: int | None = None
+    schedule: Schedule, copies: int | None = None, buffers: Any = None
 ) -> dict[str, Any]:
     """Returns declarations of the ring of operands and of the buffers of stores.
 
     Args:
-      part: that is stored at once; default: as the configuration says.
       copies: that fill a slot of the ring; default: one for each operand.
+      buffers: of the ring; default: those of A, B and the gate.
     """
-    sides = part or (c.epilogue_m, c.epilogue_n)
+    p, c, sides = schedule.problem, schedule.config, schedule.part
     stored = (c.consumers, 2, *(reversed(sides) if c.transposed else sides))
     scratch = {
         "operands": plgpu.Ring.of(
-            operands_of(p, c, c.block_m),
+            buffers or operands_of(p, c, c.block_m),
             copies=copies,
             consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),
@@ -254,6 +247,13 @@ class Schedule:
             strip=c.strip,
         )
 
+    # In which the operands of a step are copied.
+    order: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    # Tiles of a cluster may lie outside as a whole.
+    oob_mode: ClassVar[Any] = _ZEROS
+    # The policy of the L2 cache for results.
+    store_hint: ClassVar[Any] = None
+
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
@@ -284,6 +284,23 @@ class Schedule:
         """Rows and columns of a consumer's tile that are stored at once."""
         return self.config.epilogue_m, self.config.epilogue_n
 
+    def part_of_k(self, batch: Any) -> tuple[Any, Any, Any]:
+        """Returns the product, the first step of its part of K, and the steps."""
+        if self.config.parts == 1:
+            return batch, 0, self.steps
+        parts = np.int32(self.config.parts)
+        return lax.div(batch, parts), lax.rem(batch, parts) * self.steps, self.steps
+
+    def rows(self, mem: Any, row: Any) -> Any:
+        """The rows of A of a block's tile."""
+        del mem
+        return plgpu.ds(row, self.config.block_m)
+
+    def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
+        """Copies rows of A to a buffer, by `copy(source, buffer, axes)`."""
+        del row
+        copy(source, buffer, axes)
+
     def k_block(self, first_step: Any, step: Any) -> Any:
         """The part of K of a tile's step, given the steps before the tile."""
         del first_step
@@ -295,18 +312,14 @@ class Schedule:
     def produce(self, mem: Any, batch, row, column, first_step) -> None:
         """Copies the operands of a tile, step by step."""
         p, c = self.problem, self.config
-        parts = np.int32(c.parts)
-        share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
+        share_a, share_b = ("pair" if c.cluster == d else None for d in "nm")
+        batch, start, steps = self.part_of_k(batch)
         factors = [(mem.a, p.shared_a, share_a), (mem.b, p.shared_b, share_b)]
-        if mem.gate is not None:
+        if p.epilogue.gated:
             factors.append((mem.gate, p.shared_b, share_b))
-        rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
-        start = 0
-        if c.parts > 1:
-            batch, part = lax.div(batch, parts), lax.rem(batch, parts)
-            start = part * self.steps
+        rows, columns = self.rows(mem, row), plgpu.ds(column, c.tile_n)
 
-        @plgpu.loop(0, self.steps)
+        @plgpu.loop(0, steps)
         def _(ki):
             slot = mem.operands.fill(first_step + ki)
             block = self.k_block(first_step, start + ki)
@@ -314,17 +327,20 @@ class Schedule:
             of_a = (depth, rows) if p.transpose_a else (rows, depth)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
 
-            def copy(source, buffer, axes=()):
-                # Tiles of a cluster may lie outside as a whole.
+            def copy(source, buffer, axes=None, oob_mode: Any = self.oob_mode):
                 plgpu.copy_gmem_to_smem(
-                    source, buffer, slot.full, collective_axes=axes, oob_mode=_ZEROS
+                    source, buffer, slot.full, collective_axes=axes, oob_mode=oob_mode
                 )
 
-            for (source, shared, axes), window, buffer in zip(
-                factors, (of_a, of_b, of_b), slot.buffers, strict=False
-            ):
-                index = _of_rank(source, 0 if shared else batch, window)
-                copy(source.at[index], buffer, axes)
+            windows = of_a, of_b, of_b
+            for i in self.order[: len(factors)]:
+                (source, shared, axes), window = factors[i], windows[i]
+                buffer = slot.buffers[i]
+                source = source.at[_of_rank(source, 0 if shared else batch, window)]
+                if window is of_a:
+                    self.copy_rows(row, source, buffer, copy, axes)
+                else:
+                    copy(source, buffer, axes)
             self.copy_scales(mem, slot, block, rows, copy)
 
 
@@ -335,32 +351,6 @@ produce = Schedule.produce
 def _of_rank(ref: Any, batch: Any, window: tuple[Any, Any]) -> tuple[Any, ...]:
     """Returns the index of a window in one of several matrices, or in the only one."""
     return window if ref.ndim == 2 else (batch, *window)
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """The references of a block."""
-
-    a: Any
-    b: Any
-    out: Any
-    operands: plgpu.Ring
-    out_smem: Any
-    gate: Any = None
-    bias: Any = None
-    residual: Any = None
-    residual_smem: Any = None
-    residual_full: Any = None
-    a_scale: Any = None
-    b_scale: Any = None
-    a_blocks: Any = None
-    b_blocks: Any = None
-    row_scale: Any = None
-    column_scale: Any = None
-    scale_smem: Any = None
-    masks: Any = None
-    group_scale: Any = None
-    scale: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,14 +368,16 @@ class Consumer:
             self.prefetch_residual(part, batch, row, column)
         self.store(self.products(first_step), batch, row, column)
 
-    def products(self, first_step) -> list[Any]:
-        """Returns its rows of the products."""
+    def products(self, first_step, finish: Any = None) -> list[Any]:
+        """Returns its rows of the products, or what `finish` makes of them."""
         c, p = self.schedule.config, self.schedule.problem
         acc = plgpu.ACC((c.tile_m, c.tile_n), p.accumulator)
-        return plgpu.run_scoped(
-            functools.partial(self.accumulate, first_step),
-            *[acc] * p.factors,
-        )
+
+        def scoped(*accumulators):
+            products = self.accumulate(first_step, *accumulators)
+            return products if finish is None else finish(products)
+
+        return plgpu.run_scoped(scoped, *[acc] * p.factors)
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""
@@ -458,13 +450,14 @@ class Consumer:
         """Returns the index of a part in the result, and whether it begins inside."""
         (rows, columns), (i, j) = self.schedule.part, self.parts[part]
         window = plgpu.ds(row + i, rows), plgpu.ds(column + j, columns)
-        index = _of_rank(self.mem.out, batch, window)
-        return index, self.schedule.is_inside(row + i, column + j)
+        is_inside = self.schedule.is_inside(row + i, column + j)
+        window = window[::-1] if self.schedule.config.transposed else window
+        return _of_rank(self.mem.out, batch, window), is_inside
 
     def prefetch_residual(self, part: int, batch, row, column) -> None:
         """Starts the copy of the residual of a part, whose buffer has been read."""
         mem = self.mem
-        if mem.residual is None:
+        if not self.schedule.problem.epilogue.residual:
             return
         index, _ = self.window(part, batch, row, column)
         plgpu.copy_gmem_to_smem(
@@ -475,19 +468,19 @@ class Consumer:
         )
 
     def load_residual(self, part: int) -> Any:
-        if self.mem.residual is None:
+        if not self.schedule.problem.epilogue.residual:
             return None
         plgpu.barrier_wait(self.mem.residual_full.at[self.wg * 2 + part % 2])
-        return self.stored(self.mem.residual_smem.at[self.wg, part % 2])[...]
-
-    def stored(self, part: Any) -> Any:
-        """Returns the reference to a part in SMEM as the accumulator has it."""
-        return part
+        found = self.mem.residual_smem.at[self.wg, part % 2]
+        return (found.T if self.schedule.config.transposed else found)[...]
 
     def load_bias(self, row: Any, column: Any) -> Any:
         """Returns the bias of the part that begins there."""
-        del row
-        return load_columns(self.mem.bias, column, self.schedule.config.epilogue_n)
+        bias, part = self.mem.bias, self.schedule.part
+        if not self.schedule.config.transposed:
+            return load_columns(bias, column, part[1])
+        rows = load_columns(bias, row, part[0], layout=plgpu.Layout.WGMMA_ROW)
+        return lax.broadcast_in_dim(rows, part, (0,))
 
     def store(self, products, batch, row, column) -> None:
         """Stores a tile part by part; the copies overlap with what comes after."""
@@ -504,6 +497,7 @@ class Consumer:
                 mem.out.at[index],
                 predicate=is_inside,
                 transposed=self.schedule.config.transposed,
+                cache_hint=self.schedule.store_hint,
             )
             if part + 2 < len(self.parts):
                 # All threads have read its buffer before `commit_smem`.
@@ -515,7 +509,7 @@ class Consumer:
 
         def finish(part: int, product: Any, gate: Any = None) -> Any:
             (i, j), bias = self.parts[part], None
-            if self.mem.bias is not None:
+            if epilogue.bias:
                 bias = self.load_bias(row + i, column + j)
             if epilogue.is_identity:
                 return product
@@ -523,26 +517,3 @@ class Consumer:
             return epilogue.apply(product, bias=bias, gate=gate, residual=residual)
 
         return finish
-
-
-@dataclasses.dataclass(frozen=True)
-class TransposedConsumer(Consumer):
-    """A consumer whose accumulator is a part of the transposed result."""
-
-    def window(self, part: int, batch, row, column) -> tuple[Any, Any]:
-        """Returns the index of a part in the result, and whether it begins inside."""
-        (*batch, rows, columns), is_inside = super().window(part, batch, row, column)
-        return (*batch, columns, rows), is_inside
-
-    def stored(self, part: Any) -> Any:
-        """Returns the reference to a part in SMEM as the accumulator has it."""
-        return part.T
-
-    def load_bias(self, row: Any, column: Any) -> Any:
-        """Returns the bias of the part that begins there."""
-        del column
-        c = self.schedule.config
-        rows = load_columns(
-            self.mem.bias, row, c.epilogue_m, layout=plgpu.Layout.WGMMA_ROW
-        )
-        return lax.broadcast_in_dim(rows, (c.epilogue_m, c.epilogue_n), (0,))

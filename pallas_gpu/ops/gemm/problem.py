@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 
+import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm.epilogue import PLAIN, Epilogue
 
 
@@ -61,6 +62,14 @@ class Problem:
     group: int | None = None
     promoted: bool = False
 
+    def but(self, **changes: Any) -> Self:
+        """Returns a problem that differs."""
+        return dataclasses.replace(self, **changes)
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of all products, of so many rows and columns."""
+        return self.batch * plgpu.cdiv(self.m, m) * plgpu.cdiv(self.n, n)
+
     @property
     def types(self) -> tuple[jnp.dtype, jnp.dtype]:
         """The types of A and B."""
@@ -108,11 +117,6 @@ class Problem:
         return self.transpose_a and self.dtype == jnp.float32
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.batch * self.m * self.n * self.k * self.factors
-
-    @property
     def bytes(self) -> int:
         """Bytes that are read and written at least once."""
         a = self.m * self.k * (1 if self.shared_a else self.batch)
@@ -120,3 +124,23 @@ class Problem:
         b *= self.factors
         out = math.prod(self.out_shape) * (2 if self.epilogue.residual else 1)
         return (a + b) * self.dtype.itemsize + out * self.out_dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is static of a call of a product.
+
+    Attributes:
+      problem: the product as the caller states it.
+      config: a configuration, or None.
+      compiler_params, interpret: see `kernel`.
+    """
+
+    problem: Any
+    config: Any = None
+    compiler_params: plgpu.CompilerParams | None = None
+    interpret: Any = None
+
+    def but(self, **changes: Any) -> Call:
+        """Returns a call whose problem differs."""
+        return dataclasses.replace(self, problem=self.problem.but(**changes))

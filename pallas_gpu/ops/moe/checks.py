@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rules import no_product, result_type
+from pallas_gpu.ops.rules import FLOAT8, result_type
 
 _PRECISIONS = (
     *(None, "default", "fastest", "high", "highest"),
@@ -18,24 +17,12 @@ _PRECISIONS = (
     *jax.lax.Precision,
 )
 _WIDE = jnp.float16, jnp.bfloat16
-_NARROW = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Which product dimension numbers mean.
+def form(name: str, numbers: Any, group_offset: Any) -> tuple[bool, bool]:
+    """Returns whether dimension numbers mean a product over the rows of each group.
 
-    Attributes:
-      contracted: over the rows of each group, or a matrix for each.
-      transposed: whether the matrices are (groups, n, k).
-    """
-
-    contracted: bool = False
-    transposed: bool = False
-
-
-def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form:
-    """Returns the form of a ragged product.
+    And whether the matrices of other products are (groups, n, k).
 
     Raises:
       UnsupportedError: there is no kernel for it.
@@ -50,13 +37,13 @@ def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form
             numbers.rhs_group_dimensions,
         )
     )
-    forms: dict[tuple[tuple[int, ...], ...], Form] = {
-        ((1,), (1,), (), (), (0,), (0,)): Form(),
-        ((1,), (2,), (), (), (0,), (0,)): Form(transposed=True),
-        ((0,), (0,), (), (), (0,), ()): Form(contracted=True),
+    forms: dict[tuple[tuple[int, ...], ...], tuple[bool, bool]] = {
+        ((1,), (1,), (), (), (0,), (0,)): (False, False),
+        ((1,), (2,), (), (), (0,), (0,)): (False, True),
+        ((0,), (0,), (), (), (0,), ()): (True, False),
     }
     chosen = forms.get(found)
-    if chosen is None or (chosen.contracted and group_offset is not None):
+    if chosen is None or (chosen[0] and group_offset is not None):
         raise errors.UnsupportedError(
             f"{name}: these dimension numbers are not supported",
             expected="lhs (M, K) and rhs (groups, K, N) or (groups, N, K), or both "
@@ -65,18 +52,6 @@ def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form
             hint="transpose or reshape the operands, or use jax.vmap for a batch",
         )
     return chosen
-
-
-def require_product(name: str, lhs: Any, rhs: Any, transposed: bool) -> None:
-    """Raises ShapeError unless rows and matrices fit."""
-    depth = 2 if transposed else 1
-    fits = (
-        len(lhs.shape) == 2 and len(rhs.shape) == 3 and lhs.shape[1] == rhs.shape[depth]
-    )
-    if not fits:
-        matrices = "(groups, N, K)" if transposed else "(groups, K, N)"
-        wanted, hint = f"(M, K) and {matrices}", "use jax.vmap for a batch"
-        raise no_product(name, wanted, lhs, rhs, hint)
 
 
 def rows(name: str, rows: Any) -> jax.Array | None:
@@ -94,14 +69,18 @@ def rows(name: str, rows: Any) -> jax.Array | None:
             got=tuple(rows.shape),
             hint="reshape it, or use jax.vmap for a batch",
         )
-    if not jnp.issubdtype(rows.dtype, jnp.integer):
+    return _integers(name, "rows", rows)
+
+
+def _integers(name: str, what: str, x: Any) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.integer):
         raise errors.DTypeError(
-            f"{name}: rows are not integers",
+            f"{name}: {what} are not integers",
             expected="int32, or another integer type",
-            got=rows.dtype,
-            hint="rows.astype(jnp.int32)",
+            got=x.dtype,
+            hint=f"{what}.astype(jnp.int32)",
         )
-    return rows.astype(jnp.int32)
+    return x.astype(jnp.int32)
 
 
 def require_gate(name: str, rhs: Any, gate: Any) -> None:
@@ -184,10 +163,10 @@ def types(
       DTypeError: operands or a result of other types.
       ArgumentError: a precision that does not exist.
     """
-    allowed = _WIDE + (_NARROW if narrow else ())
+    allowed = _WIDE + (FLOAT8 if narrow else ())
     if lhs.dtype != rhs.dtype or lhs.dtype not in allowed:
         # The tensor core reads 8-bit operands along K alone.
-        is_narrow = lhs.dtype in _NARROW
+        is_narrow = lhs.dtype in FLOAT8
         raise errors.DTypeError(
             f"{name}: these element types are not supported",
             expected=f"{', '.join(jnp.dtype(x).name for x in allowed)}, the same for "
@@ -209,7 +188,7 @@ def types(
                 hint="omit it: products of 16-bit types are exact in float32",
             )
     if preferred is None:
-        return jnp.dtype(jnp.bfloat16 if lhs.dtype in _NARROW else lhs.dtype)
+        return jnp.dtype(jnp.bfloat16 if lhs.dtype in FLOAT8 else lhs.dtype)
     return result_type(
         name,
         preferred,
@@ -227,15 +206,10 @@ def sizes(
     Raises:
       ShapeError, DTypeError: they are not a size for each group, and one offset.
     """
-    arrays = [group_sizes, *([] if group_offset is None else [group_offset])]
-    for what, x in zip(("group_sizes", "group_offset"), arrays, strict=False):
-        if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise errors.DTypeError(
-                f"{name}: {what} are not integers",
-                expected="int32, or another integer type",
-                got=x.dtype,
-                hint=f"{what}.astype(jnp.int32)",
-            )
+    sizes = _integers(name, "group_sizes", group_sizes)
+    offset = jnp.zeros(1, jnp.int32)
+    if group_offset is not None:
+        offset = _integers(name, "group_offset", group_offset)
     number = group_sizes.shape[0] if len(group_sizes.shape) == 1 else -1
     if number < matrices or (number > matrices and group_offset is None):
         raise errors.ShapeError(
@@ -253,5 +227,4 @@ def sizes(
             got=tuple(group_offset.shape),
             hint="jnp.array([first])",
         )
-    offset = jnp.zeros(1, jnp.int32) if group_offset is None else group_offset
-    return group_sizes.astype(jnp.int32), offset.astype(jnp.int32)
+    return sizes, offset

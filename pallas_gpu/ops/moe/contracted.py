@@ -27,11 +27,16 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.config import CONSUMERS, RaggedDotConfig
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
+# Registers per thread of the producer and of a consumer, by whether all threads of the
+# producer gather rows: (40 + 2 * 232) * 128 threads use 64512 of an SM's 65536.
+_REGISTERS = {False: (40, 232), True: (72, 216)}
 # Rows of a tile in SMEM: the fewest that a copy to there has.
 _EIGHT = 8
 # Columns of tiles that are visited together.
@@ -39,26 +44,26 @@ _WIDTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem(GroupedProblem):
-    """Products over the rows of each group, K of all, and the order of the tiles."""
+class Schedule(hopper.Schedule):
+    """The order of the tiles: products over the rows of each group, K of all."""
 
     @property
     def plane(self) -> tuple[int, int]:
         """Strips of one group along M, and tiles along N."""
-        c = self.config
-        return plgpu.cdiv(self.heights, self.strip), plgpu.cdiv(self.n, c.tile_n)
+        columns = plgpu.cdiv(self.problem.n, self.config.tile_n)
+        return plgpu.cdiv(self.heights, self.strip), columns
 
     @property
     def strip(self) -> int:
         """Tiles of a strip; fewer where there would be a strip for some blocks only."""
-        c = self.config
-        tiles = self.matrices * self.heights * plgpu.cdiv(self.n, c.tile_n)
+        p, c = self.problem, self.config
+        tiles = p.matrices * self.heights * plgpu.cdiv(p.n, c.tile_n)
         return min(c.strip, self.heights, max(tiles // c.blocks, 1))
 
     @property
     def heights(self) -> int:
         """Tiles of one group along M."""
-        return plgpu.cdiv(self.m, self.config.block_m)
+        return plgpu.cdiv(self.problem.m, self.config.block_m)
 
     @property
     def rings(self) -> int:
@@ -68,23 +73,29 @@ class Problem(GroupedProblem):
     @property
     def store_hint(self) -> str | None:
         """Results that do not fit in the L2 cache leave it to the operands."""
-        size = self.matrices * self.m * self.n * jnp.dtype(self.out_dtype).itemsize
+        p = self.problem
+        size = p.matrices * p.m * p.n * jnp.dtype(p.out_dtype).itemsize
         return "evict_first" if size > arch.SM_90A.l2_bytes else None
 
     @property
     def blocks(self) -> int:
         """Blocks of the launch: no more than there is work for."""
-        return min(self.config.blocks, self.matrices * math.prod(self.plane))
+        return min(self.config.blocks, self.problem.matrices * math.prod(self.plane))
+
+    def is_inside(self, row: Any, column: Any) -> Any:
+        """Returns whether a part begins within the result."""
+        return (row < self.problem.m) & (column < self.problem.n)
 
 
 @cached
-def make_kernel(problem: Problem, compiler_params, interpret):
-    """Returns the kernel for a problem."""
-    p, c = problem, problem.config
+def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
+    """Returns the function of sizes, offset, any indices, A and B."""
+    c, schedule = config, Schedule(p, config)
+    rings = range(schedule.rings)
     return plgpu.kernel(
-        functools.partial(_body, p),
+        functools.partial(_body, schedule),
         out_type=jax.ShapeDtypeStruct((p.matrices, p.m, p.n), p.out_dtype),
-        grid=(p.blocks,),
+        grid=(schedule.blocks,),
         grid_names=("worker",),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
@@ -97,12 +108,12 @@ def make_kernel(problem: Problem, compiler_params, interpret):
             "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
             "tables": table(p.groups, CONSUMERS + 1),
             "full": [
-                plgpu.Barrier(num_arrivals=2 // p.rings, num_barriers=c.stages)
-                for _ in range(p.rings)
+                plgpu.Barrier(num_arrivals=2 // len(rings), num_barriers=c.stages)
+                for _ in rings
             ],
             "empty": [
                 plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
-                for _ in range(p.rings)
+                for _ in rings
             ],
             "cleared": plgpu.Barrier(num_arrivals=CONSUMERS),
         },
@@ -110,38 +121,29 @@ def make_kernel(problem: Problem, compiler_params, interpret):
 
 
 def _body(
-    problem,
-    sizes,
-    offset,
-    *refs,
-    a_smem,
-    b_smem,
-    out_smem,
-    tables,
-    full,
-    empty,
-    cleared,
+    schedule, sizes, offset, *refs, a_smem, b_smem, tables, full, empty, **scratch
 ) -> None:
+    p, c = schedule.problem, schedule.config
     *indices, a, b, out = refs
     wg = lax.axis_index("wg")
     rings = (
         plgpu.Ring(a_smem, empty[0], full[0]),
         plgpu.Ring(b_smem, empty[-1], full[-1]),
     )
+    mem = Memory(a=a, rows=Rows(*indices), b=b, out=out, operands=rings, **scratch)
 
-    def groups() -> Groups:
-        p = problem
+    def for_each_strip(visit: Any) -> None:
         own = tables.at[wg]
-        return Groups.of(sizes, offset, p.matrices, p.k, p.config.tile_k, own)
-
-    def produce() -> None:
-        _produce(problem, groups(), Rows(a, *indices), b, rings)
+        groups = Groups.of(sizes, offset, p.matrices, p.k, c.tile_k, own)
+        _for_each_strip(schedule, groups, visit)
 
     def consume() -> None:
-        _consume(problem, groups(), wg, out, rings, out_smem.at[wg], cleared)
+        for_each_strip(_Consumer(schedule, mem, wg).visit_strip)
+        plgpu.wait_smem_to_gmem(0)
 
-    roles = plgpu.Roles(CONSUMERS, REGISTERS[problem.gathered])
-    roles.run(wg, produce, consume)
+    roles = plgpu.Roles(CONSUMERS, _REGISTERS[p.gathered])
+    produce = functools.partial(_produce, schedule, mem)
+    roles.run(wg, lambda: for_each_strip(produce), consume)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,26 +187,27 @@ class _Strip:
         return jnp.logical_not(self.stays) | (tile == self.number - 1)
 
 
-def _for_each_strip(problem: Problem, groups: Groups, visit: Any) -> None:
+def _for_each_strip(schedule: Schedule, groups: Groups, visit: Any) -> None:
     """Calls `visit` for the strips of this block."""
-    c = problem.config
+    c = schedule.config
 
     @plgpu.nd_loop(
-        (problem.matrices, math.prod(problem.plane)),
+        (schedule.problem.matrices, math.prod(schedule.plane)),
         collective_axes="worker",
         init_carry=(jnp.int32(0), jnp.int32(0)),
     )
     def _(info, carry):
         group, linear = info.index
-        mi, ni = plgpu.planar_snake(linear, problem.plane, 1, _WIDTH)
+        mi, ni = plgpu.planar_snake(linear, schedule.plane, 1, _WIDTH)
         rows = groups.rows_of(lax.add(groups.first, group))
-        first = lax.mul(mi, np.int32(problem.strip))
+        most = np.int32(schedule.strip)
+        first = lax.mul(mi, most)
         steps = plgpu.cdiv(lax.sub(rows[1], rows[0]), np.int32(c.tile_k))
         strip = _Strip(
             group,
             rows,
             first=first,
-            number=lax.min(np.int32(problem.heights) - first, np.int32(problem.strip)),
+            number=lax.min(np.int32(schedule.heights) - first, most),
             column=lax.mul(ni, np.int32(c.tile_n)),
             steps=steps,
             stays=steps <= c.stages,
@@ -224,13 +227,15 @@ def _slots(rings, steps) -> list[Any]:
     return [ring.slot(step) for ring, step in zip(rings, steps, strict=True)]
 
 
-def _produce(problem, groups, a, b, rings) -> None:
-    c = problem.config
+def _produce(schedule, mem, strip) -> None:
+    """Copies the operands of a strip's tiles."""
+    c, rings = schedule.config, mem.operands
+    columns = plgpu.ds(strip.column, c.tile_n)
 
     def load(array, part, row, depth, columns, step, operand):
         ring = rings[operand]
         # Of one ring, a slot has been waited for with the first operand.
-        waited = operand == problem.rings
+        waited = operand == schedule.rings
         slot = ring.slot(step) if waited else ring.fill(step)
 
         def copy(depth):
@@ -238,31 +243,26 @@ def _produce(problem, groups, a, b, rings) -> None:
             buffer = slot.buffers.at[plgpu.ds(0, depth)]
             plgpu.copy_gmem_to_smem(source, buffer, slot.full)
 
-        _by_depth(c.tile_k, depth, copy, problem.gathered and operand == 0)
+        _by_depth(c.tile_k, depth, copy, schedule.problem.gathered and operand == 0)
 
-    def visit(strip):
-        columns = plgpu.ds(strip.column, c.tile_n)
+    @plgpu.loop(0, strip.number)
+    def _(tile):
+        own = plgpu.ds((strip.first + tile) * c.block_m, c.block_m)
 
-        @plgpu.loop(0, strip.number)
-        def _(tile):
-            own = plgpu.ds((strip.first + tile) * c.block_m, c.block_m)
+        @plgpu.loop(0, strip.steps)
+        def _(ki):
+            left, right = strip.step(tile, ki)
+            row = strip.rows[0] + ki * c.tile_k
+            depth = strip.rows[1] - row
+            load(mem.a, mem.rows.part, row, depth, own, left, 0)
 
-            @plgpu.loop(0, strip.steps)
-            def _(ki):
-                left, right = strip.step(tile, ki)
-                row = strip.rows[0] + ki * c.tile_k
-                depth = strip.rows[1] - row
-                load(a.array, a.part, row, depth, own, left, 0)
+            def load_right(row=row, depth=depth, right=right):
+                load(mem.b, plgpu.ds, row, depth, columns, right, 1)
 
-                def load_right(row=row, depth=depth, right=right):
-                    load(b, plgpu.ds, row, depth, columns, right, 1)
-
-                if problem.rings == 1:
-                    load_right()
-                else:
-                    plgpu.when(strip.is_loaded(tile))(load_right)
-
-    _for_each_strip(problem, groups, visit)
+            if schedule.rings == 1:
+                load_right()
+            else:
+                plgpu.when(strip.is_loaded(tile))(load_right)
 
 
 def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
@@ -271,35 +271,62 @@ def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
     if is_whole or quarter % _EIGHT:
         copy(most)
         return
-
-    @plgpu.when(depth > half)
-    def _():
-        copy(most)
-
-    @plgpu.when((depth <= half) & (depth > quarter))
-    def _():
-        copy(half)
-
-    @plgpu.when(depth <= quarter)
-    def _():
-        copy(quarter)
+    plgpu.when(depth > half)(lambda: copy(most))
+    plgpu.when((depth <= half) & (depth > quarter))(lambda: copy(half))
+    plgpu.when(depth <= quarter)(lambda: copy(quarter))
 
 
-def _release(problem, strip, tile, ki, rings) -> None:
-    """Gives the buffers of a step back to the producer."""
-    left, right = _slots(rings, strip.step(tile, ki))
-    plgpu.barrier_arrive(left.empty)
-    if problem.rings == 2:
-        plgpu.when(strip.is_released(tile))(lambda: plgpu.barrier_arrive(right.empty))
+@dataclasses.dataclass(frozen=True)
+class _Consumer(hopper.Consumer):
+    """What one consumer warpgroup does."""
 
+    schedule: Schedule
 
-def _consume(problem, groups, wg, out, rings, out_smem, cleared) -> None:
-    c = problem.config
-    own = plgpu.ds(wg * c.tile_m, c.tile_m)
-    half = plgpu.ds(wg * (c.tile_n // CONSUMERS), c.tile_n // CONSUMERS)
+    def visit_strip(self, strip: _Strip) -> None:
+        """Computes and stores its rows of a strip's tiles."""
+        c = self.schedule.config
 
-    def clear(a, b, valid, both):
+        @plgpu.loop(0, strip.number)
+        def _(tile):
+            product = plgpu.run_scoped(
+                functools.partial(self.multiply, strip, tile),
+                plgpu.ACC((c.tile_m, c.tile_n)),
+            )
+            row = (strip.first + tile) * c.block_m + self.wg * c.tile_m
+            product = product.astype(self.mem.out.dtype)
+            self.store([product], strip.group, row, strip.column)
+
+    def multiply(self, strip, tile, acc) -> Any:
+        """Returns the product of a tile."""
+        c, rings = self.schedule.config, self.mem.operands
+        own = plgpu.ds(self.wg * c.tile_m, c.tile_m)
+
+        @plgpu.loop(0, strip.steps)
+        def _(ki):
+            left, right = _slots(rings, strip.step(tile, ki))
+            a, b = left.buffers.at[:, own], right.buffers
+            is_loaded = strip.is_loaded(tile)
+            plgpu.barrier_wait(left.full)
+            if self.schedule.rings == 2:
+                plgpu.when(is_loaded)(lambda: plgpu.barrier_wait(right.full))
+
+            valid = strip.rows[1] - strip.rows[0] - ki * c.tile_k
+            plgpu.when(valid < c.tile_k)(lambda: self.clear(a, b, valid, is_loaded))
+            plgpu.wgmma(acc, plgpu.transpose_ref(a, (1, 0)), b)
+            # One product stays under way; the buffers of the one before are free.
+            plgpu.wgmma_wait(1)
+
+            plgpu.when(ki > 0)(lambda: self.release(strip, tile, ki - 1))
+
+        product = acc[...]
+        last = strip.steps - 1
+        plgpu.when(strip.steps > 0)(lambda: self.release(strip, tile, last))
+        return product
+
+    def clear(self, a, b, valid, both) -> None:
         """Overwrites the rows from `valid` on; each consumer takes a part of B."""
+        c = self.schedule.config
+        half = plgpu.ds(self.wg * (c.tile_n // CONSUMERS), c.tile_n // CONSUMERS)
         beyond = (jnp.arange(c.tile_k, dtype=jnp.int32) >= valid)[:, None]
 
         def overwrite(ref):
@@ -308,60 +335,12 @@ def _consume(problem, groups, wg, out, rings, out_smem, cleared) -> None:
         overwrite(a)
         plgpu.when(both)(lambda: overwrite(b.at[:, half]))
         plgpu.commit_smem()
-        plgpu.when(both)(lambda: plgpu.barrier_arrive_and_wait(cleared))
+        plgpu.when(both)(lambda: plgpu.barrier_arrive_and_wait(self.mem.cleared))
 
-    def multiply(strip, tile, acc):
-        @plgpu.loop(0, strip.steps)
-        def _(ki):
-            left, right = _slots(rings, strip.step(tile, ki))
-            a, b = left.buffers.at[:, own], right.buffers
-            is_loaded = strip.is_loaded(tile)
-            plgpu.barrier_wait(left.full)
-            if problem.rings == 2:
-                plgpu.when(is_loaded)(lambda: plgpu.barrier_wait(right.full))
-
-            valid = strip.rows[1] - strip.rows[0] - ki * c.tile_k
-            plgpu.when(valid < c.tile_k)(lambda: clear(a, b, valid, is_loaded))
-            plgpu.wgmma(acc, plgpu.transpose_ref(a, (1, 0)), b)
-            # One product stays under way; the buffers of the one before are free.
-            plgpu.wgmma_wait(1)
-
-            plgpu.when(ki > 0)(lambda: _release(problem, strip, tile, ki - 1, rings))
-
-        product = acc[...]
-
-        @plgpu.when(strip.steps > 0)
-        def _():
-            _release(problem, strip, tile, strip.steps - 1, rings)
-
-        return product
-
-    def visit(strip):
-        @plgpu.loop(0, strip.number)
-        def _(tile):
-            product = plgpu.run_scoped(
-                functools.partial(multiply, strip, tile),
-                plgpu.ACC((c.tile_m, c.tile_n)),
-            )
-            row = (strip.first + tile) * c.block_m + wg * c.tile_m
-            product = product.astype(out.dtype)
-            _store(problem, product, out, out_smem, strip.group, row, strip.column)
-
-    _for_each_strip(problem, groups, visit)
-    plgpu.wait_smem_to_gmem(0)
-
-
-def _store(problem, product, out, buffers, group, row, column) -> None:
-    """Stores a tile part by part; the copies overlap with what comes after."""
-    c = problem.config
-    store = plgpu.TileStore(buffers, c.tile_n // c.epilogue_n)
-    for number in range(store.parts):
-        start = number * c.epilogue_n
-        target = plgpu.ds(row, c.tile_m), plgpu.ds(column + start, c.epilogue_n)
-        store.store(
-            number,
-            product[:, start : start + c.epilogue_n],
-            out.at[group, *target],
-            predicate=(row < problem.m) & (column + start < problem.n),
-            cache_hint=problem.store_hint,
-        )
+    def release(self, strip, tile, ki) -> None:
+        """Gives the buffers of a step back to the producer."""
+        left, right = _slots(self.mem.operands, strip.step(tile, ki))
+        plgpu.barrier_arrive(left.empty)
+        if self.schedule.rings == 2:
+            is_released = strip.is_released(tile)
+            plgpu.when(is_released)(lambda: plgpu.barrier_arrive(right.empty))

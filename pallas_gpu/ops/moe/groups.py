@@ -27,13 +27,11 @@ class GroupedProblem(Problem):
       groups: number of groups of rows.
       matrices: groups that have a matrix, or a result.
       gathered: whether the rows of A are those that an array of indices names.
-      config: a `RaggedDotConfig`.
     """
 
     groups: int = 0
     matrices: int = 0
     gathered: bool = False
-    config: Any = None
 
 
 def table(groups: int, warpgroups: int) -> Any:
@@ -46,11 +44,9 @@ class Rows:
     """Rows in GMEM, or those of an array that indices name.
 
     Attributes:
-      array: the array with all rows.
       index: the row of the array for each row; None for the array's own rows.
     """
 
-    array: Any
     index: Any = None
 
     def part(self, start: Any, number: int) -> Any:

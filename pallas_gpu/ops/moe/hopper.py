@@ -26,12 +26,12 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.moe.config import CONSUMERS
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.config import CONSUMERS, RaggedDotConfig
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
-from pallas_gpu.ops.tiles import operands_of, tiles
 
-_PRODUCER = CONSUMERS
 # Rows and columns of zeros that a warpgroup stores at once.
 _CLEARED = 8, 512
 # Rows of a tile in SMEM: the fewest that a copy from there begins with.
@@ -39,24 +39,26 @@ _EIGHT = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem(GroupedProblem):
-    """Rows of each group times its matrix, and the order of the tiles."""
+class Schedule(hopper.Schedule):
+    """The order of the tiles: rows of each group times its matrix.
+
+    Attributes:
+      end: that of the rows of a tile's group.
+    """
+
+    end: Any = None
 
     @property
     def columns(self) -> int:
         """Tiles along N."""
-        return plgpu.cdiv(self.n, self.config.tile_n)
-
-    @property
-    def steps(self) -> int:
-        """Steps along K of one tile."""
-        return plgpu.cdiv(self.k, self.config.tile_k)
+        return plgpu.cdiv(self.problem.n, self.config.tile_n)
 
     @property
     def positions(self) -> int:
         """The largest number of tiles that there can be."""
-        groups = min(self.matrices, self.m)
-        rows = groups + (self.m - groups) // self.config.block_m
+        p = self.problem
+        groups = min(p.matrices, p.m)
+        rows = groups + (p.m - groups) // self.config.block_m
         return rows * self.columns
 
     def place(self, groups: Groups, position: Any) -> tuple[Any, Any, Any]:
@@ -64,7 +66,7 @@ class Problem(GroupedProblem):
 
         The rows of a group are cut into strips; a strip is visited column by column.
         """
-        most = plgpu.cdiv(self.m, self.config.block_m)
+        most = plgpu.cdiv(self.problem.m, self.config.block_m)
         strip, columns = np.int32(min(self.config.strip, most)), np.int32(self.columns)
         group = groups.group_of(lax.div(position, columns))
         before, end = groups.tiles_of(group)
@@ -75,15 +77,29 @@ class Problem(GroupedProblem):
         row = lax.add(first, lax.rem(within, height))
         return group, row, lax.div(within, height)
 
+    def rows(self, mem: Memory, row: Any) -> Any:
+        """The rows of a tile: the array's, or those that indices name."""
+        return mem.rows.part(row, self.config.block_m)
+
+    def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
+        """Copies rows of A; the second consumer may have none."""
+        if self.problem.gathered:
+            copy(source, buffer, oob_mode=None)
+            return
+        half = plgpu.ds(0, self.config.tile_m)
+        is_half = row + self.config.tile_m >= self.end
+        plgpu.when(is_half)(lambda: copy(source.at[half], buffer.at[half]))
+        plgpu.when(jnp.logical_not(is_half))(lambda: copy(source, buffer))
+
 
 @cached
-def make_kernel(problem: Problem, compiler_params, interpret):
-    """Returns the kernel for a problem."""
-    p, c = problem, problem.config
+def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
+    """Returns the function of sizes, offset, any indices, A, B and `p.operands`."""
+    schedule = Schedule(p, config)
     return plgpu.kernel(
-        functools.partial(_body, p),
+        functools.partial(_body, schedule),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        grid=(p.positions,),
+        grid=(schedule.positions,),
         grid_names=("position",),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
@@ -91,207 +107,127 @@ def make_kernel(problem: Problem, compiler_params, interpret):
         compiler_params=compiler_params,
         interpret=interpret,
         scratch_types={
-            "operands": plgpu.Ring.of(
-                operands_of(p, c, c.block_m), consumers=CONSUMERS
-            ),
-            "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
+            **hopper.scratch_of(schedule),
             "tables": table(p.groups, CONSUMERS + 1),
         },
     )
 
 
-def _body(problem, sizes, offset, *refs, operands, out_smem, tables) -> None:
-    *indices, a = refs[: 1 + problem.gathered]
-    *b, out = refs[1 + problem.gathered :]
-    matrices = problem.factors
-    b, scales = b[:matrices], b[matrices:]
-    wg, source, ring = lax.axis_index("wg"), Rows(a, *indices), operands
-
-    groups = Groups.of(
-        sizes,
-        offset,
-        problem.matrices,
-        problem.m,
-        problem.config.block_m,
-        tables.at[wg],
-    )
-    number = lax.mul(groups.tiles, np.int32(problem.columns))
+def _body(schedule, sizes, offset, *refs, tables, **scratch) -> None:
+    p, c = schedule.problem, schedule.config
+    indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
+    names = "a", "b", *p.operands, "out"
+    mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
+    wg = lax.axis_index("wg")
+    groups = Groups.of(sizes, offset, p.matrices, p.m, c.block_m, tables.at[wg])
+    number = lax.mul(groups.tiles, np.int32(schedule.columns))
 
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
         @plgpu.when(info.index[0] < number)
         def _():
-            tile = Tile.at(problem, groups, info.index[0])
-            first_step = lax.mul(info.local_index, np.int32(problem.steps))
-
-            @plgpu.when(wg == _PRODUCER)
-            def _():
-                _produce(problem, tile, first_step, source, b, ring)
-
-            @plgpu.when(wg < CONSUMERS)
-            def _():
-                _consume(
-                    problem, tile, first_step, wg, scales, out, ring, out_smem.at[wg]
-                )
+            group, row, column = schedule.place(groups, info.index[0])
+            start, end = groups.rows_of(group)
+            own = dataclasses.replace(schedule, end=end)
+            tile = (
+                lax.sub(group, groups.first),
+                lax.add(start, lax.mul(row, np.int32(c.block_m))),
+                lax.mul(column, np.int32(c.tile_n)),
+                lax.mul(info.local_index, np.int32(schedule.steps)),
+            )
+            plgpu.when(wg == CONSUMERS)(lambda: own.produce(mem, *tile))
+            plgpu.when(wg < CONSUMERS)(lambda: _Consumer(own, mem, wg).visit(*tile))
 
         @plgpu.when(wg < CONSUMERS)
         def _():
-            _clear(problem, groups, info.index[0], wg, out)
+            _clear(schedule, groups, info.index[0], wg, mem.out)
 
     plgpu.wait_smem_to_gmem(0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
-    """A tile: its matrix, first row, first column, and the end of its group's rows."""
+class _Consumer(hopper.Consumer):
+    """What one consumer warpgroup does."""
 
-    matrix: Any
-    row: Any
-    end: Any
-    column: Any
+    schedule: Schedule
 
-    @classmethod
-    def at(cls, problem: Problem, groups: Groups, position: Any) -> Tile:
-        """Returns the tile at a position of the order."""
-        group, number, column = problem.place(groups, position)
-        start, end = groups.rows_of(group)
-        height = np.int32(problem.config.block_m)
-        return cls(
-            matrix=lax.sub(group, groups.first),
-            row=lax.add(start, lax.mul(number, height)),
-            end=end,
-            column=lax.mul(column, np.int32(problem.config.tile_n)),
-        )
+    def visit(self, matrix, row, column, first_step) -> None:
+        """Computes and stores its rows of a tile, if the group has some."""
+        row = lax.add(row, lax.mul(self.wg, np.int32(self.schedule.config.tile_m)))
 
-
-def _produce(problem, tile, first_step, a, b, ring) -> None:
-    c = problem.config
-    rows, columns = a.part(tile.row, c.block_m), plgpu.ds(tile.column, c.tile_n)
-
-    def copy_rows(depth, buffer, full):
-        every = a.array.at[rows, depth]
-        if problem.gathered:
-            plgpu.copy_gmem_to_smem(every, buffer, full)
-            return
-        # The second consumer may have no rows.
-        is_half = tile.row + c.tile_m >= tile.end
-
-        @plgpu.when(is_half)
+        @plgpu.when(row < self.schedule.end)
         def _():
-            half = a.array.at[plgpu.ds(tile.row, c.tile_m), depth]
-            part = buffer.at[plgpu.ds(0, c.tile_m)]
-            plgpu.copy_gmem_to_smem(half, part, full)
+            finish = functools.partial(self._parts, matrix, row, column)
+            self.store(self.products(first_step, finish), matrix, row, column)
 
-        @plgpu.when(jnp.logical_not(is_half))
+        @plgpu.when(row >= self.schedule.end)
         def _():
-            plgpu.copy_gmem_to_smem(every, buffer, full)
+            @plgpu.loop(0, self.schedule.steps)
+            def _(ki):
+                self.mem.operands.take(first_step + ki)
+                self.mem.operands.release(first_step + ki)
 
-    @plgpu.loop(0, problem.steps)
-    def _(ki):
-        slot = ring.fill(first_step + ki)
-        left, *right = slot.buffers
-        depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-        part = (columns, depth) if problem.transpose_b else (depth, columns)
-        copy_rows(depth, left, slot.full)
-        for matrices, buffer in zip(b, right, strict=True):
-            source = matrices.at[tile.matrix, *part]
-            plgpu.copy_gmem_to_smem(source, buffer, slot.full)
+    def _parts(self, matrix, row, column, products) -> list[Any]:
+        """Returns the tile as it is stored, by parts: so it needs fewer registers."""
+        p = self.schedule.problem
+        if p.scales:
+            products[0] = products[0] * self._factors(matrix, row, column)
+        parts = []
+        for (_, start), width in ((at, self.schedule.part[1]) for at in self.parts):
+            product, *gate = (x[:, start : start + width] for x in products)
+            part = p.epilogue.apply(product, gate=gate[0] if gate else None)
+            part = part.astype(p.out_dtype)
+            if not gate:
+                # Not later, where the rows of a group's end are stored in a loop; with
+                # the accumulators of a gate it spills 12 bytes, and without it none.
+                part = lax.optimization_barrier(part)
+            parts.append(part)
+        return parts
 
+    def _factors(self, matrix, row, column) -> Any:
+        """Returns the product of each element's two factors."""
+        p, c, mem = self.schedule.problem, self.schedule.config, self.mem
+        rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
+        columns = column + jnp.arange(c.tile_n, dtype=jnp.int32)
+        left = plgpu.load(mem.row_scale, (rows,), mask=rows < p.m, other=0)
+        right = mem.column_scale.at[matrix]
+        if p.n % c.tile_n:
+            # Nothing beyond the last column is stored. A mask takes more registers:
+            # spills.
+            right = right[jnp.minimum(columns, p.n - 1)]
+        else:
+            right = right[plgpu.ds(column, c.tile_n)]
+        return left[:, None] * right[None, :]
 
-def _consume(problem, tile, first_step, wg, scales, out, ring, out_smem) -> None:
-    c = problem.config
-    own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
-    row = lax.add(tile.row, lax.mul(wg, np.int32(c.tile_m)))
+    def store(self, parts, matrix, row, column) -> None:
+        """Stores the rows that are the group's: by TMA, as many as it can."""
+        del matrix
+        p, c, out = self.schedule.problem, self.schedule.config, self.mem.out
+        number_of_rows = lax.min(lax.sub(self.schedule.end, row), np.int32(c.tile_m))
+        is_whole = number_of_rows == c.tile_m
+        store = plgpu.TileStore(self.mem.out_smem.at[self.wg], len(parts))
+        for number, part in enumerate(parts):
+            buffer = store.fill(number)
+            buffer[...] = part
+            plgpu.commit_smem()
+            start = column + number * c.epilogue_n
+            columns = plgpu.ds(start, c.epilogue_n)
+            # The last tile of a row may have parts outside.
+            inside = start < p.n
+            whole = out.at[plgpu.ds(row, c.tile_m), columns]
+            plgpu.copy_smem_to_gmem(
+                buffer, whole, predicate=is_whole & inside, commit_group=False
+            )
 
-    def accumulate(*accumulators):
-        def multiply(_, slot):
-            left, *matrices = slot.buffers
-            for acc, right in zip(accumulators, matrices, strict=True):
-                if problem.transpose_b:
-                    right = plgpu.transpose_ref(right, (1, 0))
-                plgpu.wgmma(acc, left.at[own_rows], right)
+            @plgpu.when(jnp.logical_not(is_whole) & inside)
+            def _(buffer=buffer, start=start, columns=columns):
+                _store_some(p, c, buffer, out, row, number_of_rows, start, columns)
 
-        products = ring.accumulate(
-            accumulators, problem.steps, multiply, first=first_step
-        )
-        if scales:
-            products[0] = products[0] * _factors(problem, tile, row, *scales)
-        return _parts(problem, products)
-
-    @plgpu.when(row < tile.end)
-    def _():
-        acc = plgpu.ACC((c.tile_m, c.tile_n))
-        parts = plgpu.run_scoped(accumulate, *[acc] * problem.factors)
-        _store(problem, parts, out, out_smem, row, tile.end, tile.column)
-
-    @plgpu.when(row >= tile.end)
-    def _():
-        @plgpu.loop(0, problem.steps)
-        def _(ki):
-            ring.take(first_step + ki)
-            ring.release(first_step + ki)
-
-
-def _parts(problem, products) -> list[Any]:
-    """Returns the tile as it is stored, by parts: so it needs fewer registers."""
-    parts = []
-    for start in range(0, problem.config.tile_n, problem.config.epilogue_n):
-        columns = slice(start, start + problem.config.epilogue_n)
-        product, *gate = (x[:, columns] for x in products)
-        part = problem.epilogue.apply(product, gate=gate[0] if gate else None)
-        part = part.astype(problem.out_dtype)
-        if not gate:
-            # Not later, where the rows of a group's end are stored in a loop; with the
-            # accumulators of a gate it spills 12 bytes, and without it none.
-            part = lax.optimization_barrier(part)
-        parts.append(part)
-    return parts
-
-
-def _factors(problem, tile, row, of_rows, of_columns) -> Any:
-    """Returns the product of each element's two factors."""
-    c = problem.config
-    rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
-    columns = tile.column + jnp.arange(c.tile_n, dtype=jnp.int32)
-    left = plgpu.load(of_rows, (rows,), mask=rows < problem.m, other=0)
-    right = of_columns.at[tile.matrix]
-    if problem.n % c.tile_n:
-        # Nothing beyond the last column is stored. A mask takes more registers: spills.
-        right = right[jnp.minimum(columns, problem.n - 1)]
-    else:
-        right = right[plgpu.ds(tile.column, c.tile_n)]
-    return left[:, None] * right[None, :]
+            plgpu.commit_smem_to_gmem_group()
 
 
-def _store(problem, parts, out, buffers, row, end, column) -> None:
-    """Stores the rows of a tile that are the group's: by TMA, as many as it can."""
-    c = problem.config
-    number_of_rows = lax.min(lax.sub(end, row), np.int32(c.tile_m))
-    is_whole = number_of_rows == c.tile_m
-    store = plgpu.TileStore(buffers, len(parts))
-    for number, part in enumerate(parts):
-        buffer = store.fill(number)
-        buffer[...] = part
-        plgpu.commit_smem()
-        start = column + number * c.epilogue_n
-        columns = plgpu.ds(start, c.epilogue_n)
-        # The last tile of a row may have parts outside.
-        inside = start < problem.n
-        whole = out.at[plgpu.ds(row, c.tile_m), columns]
-        plgpu.copy_smem_to_gmem(
-            buffer, whole, predicate=is_whole & inside, commit_group=False
-        )
-
-        @plgpu.when(jnp.logical_not(is_whole) & inside)
-        def _(buffer=buffer, start=start, columns=columns):
-            _store_some(problem, buffer, out, row, number_of_rows, start, columns)
-
-        plgpu.commit_smem_to_gmem_group()
-
-
-def _store_some(problem, buffer, out, row, number, start, columns) -> None:
+def _store_some(problem, c, buffer, out, row, number, start, columns) -> None:
     """Stores the first rows of a buffer: eights by TMA, the rest under a mask."""
-    c = problem.config
     eights = lax.div(number, np.int32(_EIGHT))
 
     @plgpu.loop(0, eights)
@@ -313,14 +249,14 @@ def _store_some(problem, buffer, out, row, number, start, columns) -> None:
         plgpu.store(out, at, rest, mask=mask)
 
 
-def _clear(problem, groups, position, wg, out) -> None:
+def _clear(schedule, groups, position, wg, out) -> None:
     """Stores zeros to the rows of no group, and to those of groups without a matrix."""
-    begin, end = groups.span
+    problem, (begin, end) = schedule.problem, groups.span
     height, width = _CLEARED
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    first, step = position * CONSUMERS + wg, CONSUMERS * problem.positions
+    first, step = position * CONSUMERS + wg, CONSUMERS * schedule.positions
 
     @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):

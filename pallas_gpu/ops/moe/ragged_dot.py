@@ -12,35 +12,17 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.gemm.config import RaggedDotConfig
 from pallas_gpu.ops.gemm.epilogue import (
     PLAIN,
     Activation,
     Epilogue,
     check_activation,
 )
+from pallas_gpu.ops.gemm.problem import Call
 from pallas_gpu.ops.moe import checks, contracted, hopper
-from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.rules import Array, Interpret, aligned, vary_alike
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """What does not depend on the operands.
-
-    Attributes:
-      transposed: whether the matrices are (groups, n, k).
-      epilogue: of a tile of the product with matrices.
-    """
-
-    config: RaggedDotConfig | None
-    compiler_params: Any
-    interpret: Any
-    out_dtype: Any
-    transposed: bool = False
-    epilogue: Epilogue = PLAIN
-
-    def but(self, **changes: Any) -> _Options:
-        return dataclasses.replace(self, **changes)
+from pallas_gpu.ops.moe.groups import GroupedProblem
+from pallas_gpu.ops.rules import Array, Interpret, aligned, check_operands, vary_alike
 
 
 @expect.arguments()
@@ -106,21 +88,20 @@ def ragged_dot(
       >>> y = ops.ragged_dot(x, w, jnp.array([100, 0, 28]))
     """
     name = "ragged_dot"
-    checks.require_product(name, lhs, rhs, transposed=False)
+    _check_product(name, lhs, rhs)
     rows = checks.rows(name, rows)
     out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
     sizes = checks.sizes(name, group_sizes, rhs.shape[0], group_offset)
-    options = _Options(config, compiler_params, interpret, out_dtype)
     check_activation(activation, name)
     if gate is not None:
         checks.require_gate(name, rhs, gate)
         activation = "silu" if activation is None else activation
-    elif activation is None:
-        return _product(options, *vary_alike((lhs, rhs, *sizes, rows)))
     epilogue = Epilogue(activation=activation, gated=gate is not None)
+    # The sizes are those of the operands of each product.
+    problem = GroupedProblem(0, 0, 0, lhs.dtype, out_dtype, epilogue=epilogue)
+    call = Call(problem, config, compiler_params, interpret)
     matrices = [rhs] if gate is None else [rhs, gate]
-    operands = vary_alike((lhs, matrices, *sizes, rows))
-    return _fused(options.but(epilogue=epilogue), *operands)
+    return _product(call, *vary_alike((lhs, matrices, *sizes, rows)))
 
 
 @expect.arguments(
@@ -187,52 +168,57 @@ def ragged_dot_general(
     """
     name = "ragged_dot_general"
     rows = checks.rows(name, rows)
-    form = checks.form(name, lhs, rhs, ragged_dot_dimension_numbers, group_offset)
-    if form.contracted:
+    is_contracted, is_transposed = checks.form(
+        name, ragged_dot_dimension_numbers, group_offset
+    )
+    if is_contracted:
         checks.require_rows(name, lhs, rhs, rows)
         matrices = group_sizes.shape[0] if len(group_sizes.shape) == 1 else 0
     else:
-        checks.require_product(name, lhs, rhs, form.transposed)
+        _check_product(name, lhs, rhs, is_transposed)
         matrices = rhs.shape[0]
     out_dtype = checks.types(
-        name, lhs, rhs, precision, preferred_element_type, narrow=form.transposed
+        name, lhs, rhs, precision, preferred_element_type, narrow=is_transposed
     )
     sizes = checks.sizes(name, group_sizes, matrices, group_offset)
-    options = _Options(config, compiler_params, interpret, out_dtype, form.transposed)
-    if form.contracted:
+    problem = GroupedProblem(0, 0, 0, lhs.dtype, out_dtype, transpose_b=is_transposed)
+    call = Call(problem, config, compiler_params, interpret)
+    if is_contracted:
         checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
         operands = vary_alike((lhs, rhs, *sizes, rows))
-        return _contract(options, matrices, *operands)
+        return _contract(call, matrices, *operands)
     if jnp.dtype(lhs.dtype).itemsize == 1:
         scales = checks.scales(name, lhs, rhs, rows, lhs_scale, rhs_scale)
-        return _narrow(options, lhs, rhs, *sizes, rows, scales)
+        return _narrow(call, lhs, rhs, *sizes, rows, scales)
     checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
-    return _product(options, *vary_alike((lhs, rhs, *sizes, rows)))
+    return _product(call, *vary_alike((lhs, [rhs], *sizes, rows)))
+
+
+def _check_product(name: str, lhs: Any, rhs: Any, transposed: bool = False) -> None:
+    hint = "use jax.vmap for a batch"
+    check_operands(name, lhs, rhs, transposed, hint, groups="groups, ")
 
 
 # --- the two products, each a derivative of the other ---------------------------------
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(options: _Options, lhs, rhs, sizes, offset, rows) -> jax.Array:
-    """Returns the rows of lhs, or those of the indices, times their group's matrix."""
-    return _launch(options, lhs, [rhs], sizes, offset, rows)
+def _product(call: Call, lhs, matrices, sizes, offset, rows) -> jax.Array:
+    """Returns the rows of lhs, or those of the indices, times their group's matrix.
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused(options: _Options, lhs, matrices, sizes, offset, rows) -> jax.Array:
-    """Returns the epilogue of the products with one or two lists of matrices."""
-    return _launch(options, lhs, matrices, sizes, offset, rows)
+    That is, the epilogue of the products with one or two lists of matrices.
+    """
+    return _launch(call, lhs, matrices, sizes, offset, rows)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _narrow(options: _Options, lhs, rhs, sizes, offset, rows, scales) -> jax.Array:
+def _narrow(call: Call, lhs, rhs, sizes, offset, rows, scales) -> jax.Array:
     """Returns scaled products of 8-bit floats."""
-    return _launch(options, lhs, [rhs], sizes, offset, rows, scales)
+    return _launch(call, lhs, [rhs], sizes, offset, rows, scales)
 
 
 @_narrow.defjvp
-def _narrow_jvp(options, primals, tangents):
+def _narrow_jvp(call, primals, tangents):
     raise errors.DifferentiationError(
         "ragged_dot_general: products of 8-bit floats have no derivatives",
         expected="float16 or bfloat16",
@@ -241,68 +227,59 @@ def _narrow_jvp(options, primals, tangents):
     )
 
 
-def _launch(
-    options: _Options, lhs, matrices, sizes, offset, rows, scales=()
-) -> jax.Array:
-    (m, k), number = lhs.shape, matrices[0].shape[0]
-    m = m if rows is None else rows.shape[0]
-    width = 1 if options.transposed else 2
-    n = matrices[0].shape[width]
-    if 0 in (m, n, k, number):
-        return jnp.zeros((m, n), options.out_dtype)
-    config = _config(options, sizes, gated=len(matrices) > 1, narrow=bool(scales))
+def _launch(call: Call, lhs, matrices, sizes, offset, rows, scales=()) -> jax.Array:
+    p, (number, *sides) = call.problem, matrices[0].shape
+    n = sides[0 if p.transpose_b else 1]
+    m = (lhs if rows is None else rows).shape[0]
+    if 0 in (m, n, lhs.shape[1], number):
+        return jnp.zeros((m, n), p.out_dtype)
+    config = _config(call, sizes, gated=len(matrices) > 1, narrow=bool(scales))
     lhs = aligned(lhs, 1 if rows is None else config.tile_k)
     matrices = [aligned(x) for x in matrices]
-    problem = hopper.Problem(
-        m,
-        n=matrices[0].shape[width],
+    p = p.but(
+        m=m,
+        n=matrices[0].shape[1 if p.transpose_b else 2],
         k=lhs.shape[1],
         groups=sizes.shape[0],
         matrices=number,
-        dtype=jnp.dtype(lhs.dtype),
-        out_dtype=options.out_dtype,
-        transpose_b=options.transposed,
         gathered=rows is not None,
-        scales=("rows", "columns") if scales else (),
-        epilogue=options.epilogue,
-        config=config,
+        scales=("row_scale", "column_scale") if scales else (),
     )
-    f = hopper.make_kernel(problem, options.compiler_params, options.interpret)
-    return f(sizes, offset, *_present(rows), lhs, *matrices, *scales)[:, :n]
+    f = hopper.make_kernel(p, config, call.compiler_params, call.interpret)
+    rhs, *gate = matrices
+    return f(sizes, offset, *_present(rows), lhs, rhs, *scales, *gate)[:, :n]
 
 
-def _config(options: _Options, sizes: Any, **kind: bool) -> RaggedDotConfig:
+def _config(call: Call, sizes: Any, **kind: bool) -> RaggedDotConfig:
     """Returns the configuration; by default one whose epilogue fits in SMEM."""
-    if options.config is not None:
-        return options.config
+    if call.config is not None:
+        return call.config
     config = RaggedDotConfig.default(sizes.shape[0], **kind)
-    if jnp.dtype(options.out_dtype).itemsize > 2:
+    if call.problem.out_dtype.itemsize > 2:
         # Parts of as many bytes as those of 16-bit types.
         return dataclasses.replace(config, epilogue_n=max(16, config.epilogue_n // 2))
     return config
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _contract(options: _Options, matrices: int, x, y, sizes, offset, rows) -> jax.Array:
+def _contract(call: Call, matrices: int, x, y, sizes, offset, rows) -> jax.Array:
     """Returns `x.T @ y` over the rows of each group that has a matrix."""
     m, (height, n) = x.shape[1], y.shape
     if 0 in (height, m, n, matrices):
-        return jnp.zeros((matrices, m, n), options.out_dtype)
-    config = _config(options, sizes, contracted=True)
+        return jnp.zeros((matrices, m, n), call.problem.out_dtype)
+    config = _config(call, sizes, contracted=True)
     x, y = aligned(x, 1 if rows is None else config.block_m), aligned(y)
-    problem = contracted.Problem(
+    p = call.problem.but(
         m=x.shape[1],
         n=y.shape[1],
         k=height,
         transpose_a=True,
+        transpose_b=False,
         groups=sizes.shape[0],
         matrices=matrices,
-        dtype=jnp.dtype(x.dtype),
-        out_dtype=options.out_dtype,
         gathered=rows is not None,
-        config=config,
     )
-    f = contracted.make_kernel(problem, options.compiler_params, options.interpret)
+    f = contracted.make_kernel(p, config, call.compiler_params, call.interpret)
     return f(sizes, offset, *_present(rows), x, y)[:, :m, :n]
 
 
@@ -310,31 +287,34 @@ def _present(rows: Any) -> list[Any]:
     return [] if rows is None else [rows]
 
 
-def _product_backward(options: _Options, saved, d_out):
-    lhs, rhs, *groups, rows = saved
-    d_out = d_out.astype(lhs.dtype)
-    options = options.but(out_dtype=jnp.dtype(lhs.dtype))
-    other = options.but(transposed=not options.transposed)
-    d_lhs = _scattered(_product(other, d_out, rhs, *groups, None), rows, lhs)
-    if options.transposed and rows is not None:
+def _product_backward(call: Call, saved, d_out):
+    lhs, matrices, *groups, rows = saved
+    p = call.problem
+    if not p.epilogue.is_identity:
+        return _fused_backward(call, saved, d_out)
+    d_out, (rhs,) = d_out.astype(lhs.dtype), matrices
+    call = call.but(out_dtype=lhs.dtype)
+    other = call.but(transpose_b=not p.transpose_b)
+    d_lhs = _scattered(_product(other, d_out, [rhs], *groups, None), rows, lhs)
+    if p.transpose_b and rows is not None:
         # The kernel gathers the rows of its left operand alone.
         lhs, rows = lhs[rows], None
-    pair = (d_out, lhs) if options.transposed else (lhs, d_out)
-    d_rhs = _contract(options, rhs.shape[0], *pair, *groups, rows)
-    return d_lhs, d_rhs, None, None, None
+    pair = (d_out, lhs) if p.transpose_b else (lhs, d_out)
+    d_rhs = _contract(call, rhs.shape[0], *pair, *groups, rows)
+    return d_lhs, [d_rhs], None, None, None
 
 
-def _fused_backward(options: _Options, saved, d_out):
+def _fused_backward(call: Call, saved, d_out):
     """Computes the products again, and differentiates the epilogue by JAX."""
     lhs, matrices, *more = saved
-    plain = options.but(epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32))
+    plain = call.but(epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32))
 
     def products(lhs, matrices):
-        return [_product(plain, lhs, matrix, *more) for matrix in matrices]
+        return [_product(plain, lhs, [matrix], *more) for matrix in matrices]
 
     def epilogue(product, gate=None):
         # Rows of no group are zero, whatever the activation of zero is.
-        return options.epilogue.activate(product, gate=gate)
+        return call.problem.epilogue.apply(product, gate=gate)
 
     found, backward = jax.vjp(products, lhs, matrices)
     _, activation = jax.vjp(epilogue, *found)
@@ -342,12 +322,12 @@ def _fused_backward(options: _Options, saved, d_out):
     return *backward(list(d_products)), None, None, None
 
 
-def _contract_backward(options: _Options, matrices: int, saved, d_out):
+def _contract_backward(call: Call, matrices: int, saved, d_out):
     x, y, *groups, rows = saved
     d_out = d_out.astype(x.dtype)
-    options = options.but(out_dtype=jnp.dtype(x.dtype), transposed=False)
-    d_y = _product(options, x, d_out, *groups, rows)
-    d_x = _product(options.but(transposed=True), y, d_out, *groups, None)
+    call = call.but(out_dtype=x.dtype, transpose_b=False)
+    d_y = _product(call, x, [d_out], *groups, rows)
+    d_x = _product(call.but(transpose_b=True), y, [d_out], *groups, None)
     return _scattered(d_x, rows, x), d_y, None, None, None
 
 
@@ -360,7 +340,6 @@ def _scattered(d_rows: jax.Array, rows: Any, array: jax.Array) -> jax.Array:
 
 
 _product.defvjp(lambda o, *saved: (_product(o, *saved), saved), _product_backward)
-_fused.defvjp(lambda o, *saved: (_fused(o, *saved), saved), _fused_backward)
 _contract.defvjp(
     lambda o, n, *saved: (_contract(o, n, *saved), saved), _contract_backward
 )

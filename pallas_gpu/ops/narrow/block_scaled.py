@@ -11,13 +11,14 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.gemm.blackwell import SCALE_TILE, SCALES, Schedule, tiled_kernel
+from pallas_gpu.ops.gemm.config import BLOCK_M, BlockScaledMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import block_scaled_blackwell as blackwell
-from pallas_gpu.ops.narrow.block_scaled_blackwell import BlockScaledMatmulConfig, Shapes
 from pallas_gpu.ops.rules import (
     Array,
     Interpret,
     aligned,
+    check_narrow,
     no_product,
     result_type,
     without_derivative,
@@ -26,7 +27,6 @@ from pallas_gpu.ops.rules import (
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
 E2M1 = jnp.dtype(jnp.float4_e2m1fn)
-_FLOAT8 = E4M3, jnp.dtype(jnp.float8_e5m2)
 # By bits of an element: the types of scales, and the elements of a block.
 ADMITTED = {8: ((E8M0, 32),), 4: ((E8M0, 32), (E8M0, 16), (E4M3, 16))}
 _RESULTS = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
@@ -100,7 +100,7 @@ def block_scaled_matmul(
         group=block,
     )
     config = config or BlockScaledMatmulConfig()
-    Shapes(problem, config).check()
+    _check_depth(problem, config)
     factor = () if scale is None else (jnp.reshape(scale, 1),)
     if 0 in (*batch, m, n, k):
         return jnp.zeros((*batch, m, n), out)
@@ -110,15 +110,13 @@ def block_scaled_matmul(
 
 
 def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
-    kernel = blackwell.make_kernel(p, config, compiler_params, interpret)
-    shapes = Shapes(p, config)
-    tiles_m, tiles_n = shapes.schedule.tiles.plane
-    columns = shapes.schedule.steps * shapes.groups * blackwell.GROUP
-    rows = tiles_m * shapes.step[0], tiles_n * config.tile_n
+    kernel = tiled_kernel(p, config, compiler_params, interpret)
+    schedule = Schedule(p, config)
+    rows, columns = schedule.tiles.extent, schedule.steps * schedule.groups * SCALES
 
     def product(a, b, a_scales, b_scales, *factor):
         held = (
-            blackwell.tiled_scales(x, size, columns)
+            _tiled_scales(x, size, columns)
             for x, size in zip((a_scales, b_scales), rows, strict=True)
         )
         return kernel(aligned(a), aligned(b), *held, *factor)
@@ -127,6 +125,24 @@ def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array
         return product(*operands)
     axes = (0, 0, 0, 0, *[None] * (len(operands) - 4))
     return jax.vmap(product, axes)(*operands)
+
+
+def _tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:
+    """Returns scales as the kernel reads them, padded by ones.
+
+    Args:
+      scales: (any, any): of rows by blocks.
+      rows, columns: what they are padded to: multiples of 128 and 4.
+    """
+    widths = [
+        (0, size - x) for size, x in zip((rows, columns), scales.shape, strict=True)
+    ]
+    one = jnp.ones((), scales.dtype)
+    if any(high for _, high in widths):
+        scales = jnp.pad(scales, widths, constant_values=one)
+    split = scales.reshape(rows // BLOCK_M, 4, 32, columns // SCALES, SCALES)
+    shape = rows // BLOCK_M, columns // SCALES, *SCALE_TILE
+    return split.transpose(0, 3, 2, 1, 4).reshape(shape)
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -148,22 +164,15 @@ def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
 
 def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
     """Returns the elements of a block."""
-    types = [jnp.dtype(x.dtype) for x in (lhs, rhs)]
-    is_float8 = all(t in _FLOAT8 for t in types)
-    if not is_float8 and types != [E2M1, E2M1]:
-        raise errors.DTypeError(
-            f"{_WHO}: these element types are not supported",
-            expected="float8_e4m3fn or float8_e5m2 for each operand, or float4_e2m1fn "
-            "for both",
-            got=f"{types[0].name} and {types[1].name}",
-            hint="quantize the operands with ops.quantize_blocks",
-        )
-    admitted = ADMITTED[8 if is_float8 else 4]
+    hint = "quantize the operands with ops.quantize_blocks"
+    check_narrow(_WHO, lhs, rhs, E2M1, hint)
+    dtype = jnp.dtype(lhs.dtype)
+    admitted = ADMITTED[4 if dtype == E2M1 else 8]
     held = [jnp.dtype(x.dtype) for x in (lhs_scales, rhs_scales)]
     if held[0] != held[1] or held[0] not in {t for t, _ in admitted}:
         raise errors.DTypeError(
             f"{_WHO}: the tensor core does not support these types of scales",
-            expected=_written(admitted) + f" for {types[0].name}, for both operands",
+            expected=_written(admitted) + f" for {dtype.name}, for both operands",
             got=f"{held[0].name} and {held[1].name}",
             hint="scales of float32 are those of ops.scaled_matmul",
         )
@@ -185,6 +194,19 @@ def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
 
 def _written(admitted: Any) -> str:
     return " or ".join(f"{t.name} for each {block} elements" for t, block in admitted)
+
+
+def _check_depth(p: Problem, config: BlockScaledMatmulConfig) -> None:
+    """Checks that the scales of a step fill whole tiles."""
+    assert p.group is not None
+    multiple, tile_k = p.group * SCALES, Schedule(p, config).tile_k
+    if tile_k % multiple:
+        raise errors.ArgumentError(
+            f"{_WHO}: tile_k is not a multiple of four blocks",
+            expected=f"a multiple of {multiple}",
+            got=f"tile_k={tile_k}",
+            hint="omit tile_k",
+        )
 
 
 def _check_target(compiler_params: plgpu.CompilerParams | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,31 +15,29 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import turns
-from pallas_gpu.ops.gemm import epilogue
-from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue
+from pallas_gpu.ops.gemm.config import LinearFewConfig, LinearManyConfig
+from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.matmul import matmul
-from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import mixed, mixed_few, mixed_many, widen
-from pallas_gpu.ops.narrow.mixed import LinearFewConfig, LinearManyConfig
+from pallas_gpu.ops.gemm.problem import Call, Problem
+from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
 from pallas_gpu.ops.rules import (
+    FLOAT8,
     Array,
     Interpret,
     aligned,
     check_bias,
-    no_product,
+    check_operands,
     padded,
+    require_type,
     result_type,
     vary_alike,
 )
+from pallas_gpu.ops.tiles import persistent_blocks
 
 type Config = LinearFewConfig | LinearManyConfig
 
-_TOKENS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16)))
-_WEIGHTS = tuple(
-    map(jnp.dtype, (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2))
-)
-_GROUPS = (32, 64, 128)
+_FLOATS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32)))
+_WEIGHTS = jnp.dtype(jnp.int8), jnp.dtype(jnp.int4), *FLOAT8
 # TMA: rows are multiples of 16 bytes.
 _ROW_BITS = 128
 # Tokens up to which blocks read weights alone, of 8 bits; of 4 bits half as many.
@@ -107,110 +106,79 @@ def linear(
       >>> values, scale = quantize(w, jnp.int8)
       >>> y = linear(x, values, w_scale=scale, activation="silu")
     """
-    epilogue.check_activation(activation, "linear")
+    check_activation(activation, "linear")
     if jnp.dtype(w.dtype) not in _WEIGHTS:
-        return _wide(
-            x, w, w_scale, config, bias=bias, activation=activation,
-            transpose_b=transpose_w, out_dtype=out_dtype,
-            compiler_params=compiler_params, interpret=interpret,
+        if w_scale is not None or config is not None:
+            raise errors.ArgumentError(
+                "linear: scales or a config of weights that are not narrow",
+                expected="w_scale=None and config=None",
+                got=f"weights {w.dtype}",
+                hint="quantize the weights, or use ops.matmul",
+            )
+        return matmul(
+            x, w, bias=bias, activation=activation, transpose_b=transpose_w,
+            out_dtype=out_dtype, compiler_params=compiler_params, interpret=interpret,
         )  # fmt: skip
-    k, n = _check(x, w, bias, transpose_w)
-    group = _group(w_scale, k, n)
-    call = _Call(
+    hint = "transpose_w=True is for weights (N, K)"
+    k, n = check_operands("linear", x, w, transpose_w, hint, rows="...")
+    group = _check(x, w_scale, bias, k, n)
+    given = {
+        "masks": widen.is_integer(w.dtype),
+        "group_scale": group is not None,
+        "scale": w_scale is not None and group is None,
+    }
+    problem = Problem(
+        m=math.prod(x.shape[:-1]),
         n=n,
         k=k,
-        group=group,
-        epilogue=Epilogue(activation=activation, bias=bias is not None),
-        transpose_w=transpose_w,
-        out=result_type(
+        dtype=jnp.dtype(x.dtype),
+        out_dtype=result_type(
             "linear",
             x.dtype if out_dtype is None else out_dtype,
-            (*_TOKENS, jnp.dtype(jnp.float32)),
+            _FLOATS,
             "omit out_dtype, and convert the result",
             expected="bfloat16, float16 or float32",
         ),
-        config=config,
-        compiler_params=compiler_params,
-        interpret=interpret,
+        transpose_b=transpose_w,
+        epilogue=Epilogue(activation=activation, bias=bias is not None),
+        right=jnp.dtype(w.dtype),
+        scales=tuple(name for name, present in given.items() if present),
+        group=group,
     )
+    call = Call(problem, config, compiler_params, interpret)
     if 0 in (*x.shape, n):
         return _reference(call, x, w, w_scale, bias)
     operands = vary_alike((x.reshape(-1, k), w, w_scale, bias))
     return _linear(call, *operands).reshape(*x.shape[:-1], n)
 
 
-def _wide(x: Any, w: Any, w_scale: Any, config: Any, **others: Any) -> jax.Array:
-    """The layer with weights of the type of x."""
-    if w_scale is not None or config is not None:
-        raise errors.ArgumentError(
-            "linear: scales or a config of weights that are not narrow",
-            expected="w_scale=None and config=None",
-            got=f"weights {w.dtype}",
-            hint="quantize the weights, or use ops.matmul",
-        )
-    return matmul(x, w, **others)
-
-
 # --- the product ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """What is static in a call with narrow weights."""
-
-    n: int
-    k: int
-    group: int | None
-    epilogue: Epilogue
-    transpose_w: bool
-    out: jnp.dtype
-    config: Config | None
-    compiler_params: Any
-    interpret: Any
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear(call: _Call, x, w, w_scale, bias):
-    right = w if call.transpose_w else w.T
-    step = _ROW_BITS // widen.bits(w.dtype)
-    k = plgpu.align_to(call.k, step)
-    x, right = (padded(a, k) for a in (x, right))
-    problem = mixed.problem(
-        x.shape[0],
-        call.n,
-        k,
-        jnp.dtype(x.dtype),
-        jnp.dtype(w.dtype),
-        call.out,
-        group=call.group,
-        scaled=w_scale is not None and call.group is None,
-        epilogue=call.epilogue,
-    )
-    config = call.config or default_config(problem)
+def _linear(call: Call, x, w, w_scale, bias):
+    right = w if call.problem.transpose_b else w.T
+    x, right = aligned(x, _ROW_BITS // widen.bits(w.dtype)), aligned(right)
+    p = dataclasses.replace(call.problem, k=x.shape[1], transpose_b=True)
+    config = call.config or default_config(p)
     family: Any = mixed_few if isinstance(config, LinearFewConfig) else mixed_many
-    kernel = family.make_kernel(problem, config, call.compiler_params, call.interpret)
-    given: dict[str, Any] = {"scale": w_scale, "bias": bias}
-    if widen.is_integer(w.dtype):
-        given["masks"] = jnp.asarray(widen.masks(w.dtype, x.dtype))
-    columns = family.columns(problem, config)
-    if w_scale is not None and call.group is not None:
+    kernel = family.make_kernel(p, config, call.compiler_params, call.interpret)
+    columns = family.columns(p, config)
+    given = {
+        "masks": lambda: jnp.asarray(widen.masks(w.dtype, x.dtype)),
         # TMA addresses rows of scales of groups; the others are read in whole tiles.
-        scale = aligned(w_scale.astype(jnp.float32))
-        given["group_scale"] = scale
-    for name in ("scale", "bias"):
-        if name in problem.operands:
-            given[name] = padded(given[name], columns)
-    operands = [given[name] for name in problem.operands]
-    if (
-        isinstance(config, LinearFewConfig)
-        and widen.is_integer(w.dtype)
-        and not mixed_few.orders_tokens(problem, config)
-    ):
+        "group_scale": lambda: aligned(w_scale.astype(jnp.float32)),
+        "scale": lambda: padded(w_scale, columns),
+        "bias": lambda: padded(bias, columns),
+    }
+    operands = [given[name]() for name in p.operands]
+    orders = isinstance(config, LinearManyConfig) or mixed_few.orders_tokens(p, config)
+    if widen.is_integer(w.dtype) and not orders:
         x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
 
 
-def _backward(call: _Call, saved, g):
+def _backward(call: Call, saved, g):
     x, w, w_scale, bias = saved
 
     def plain(x, w_scale, bias):
@@ -226,17 +194,18 @@ def _backward(call: _Call, saved, g):
 _linear.defvjp(lambda call, *saved: (_linear(call, *saved), saved), _backward)
 
 
-def _reference(call: _Call, x, w, w_scale, bias):
+def _reference(call: Call, x, w, w_scale, bias):
     """The layer in operations of JAX."""
-    wide = (w.T if call.transpose_w else w).astype(x.dtype)
-    if call.group is not None:
-        scale = jnp.repeat(w_scale.astype(x.dtype), call.group, axis=0)
-        wide = wide * scale[: call.k]
+    p = call.problem
+    wide = (w.T if p.transpose_b else w).astype(x.dtype)
+    if p.group is not None:
+        scale = jnp.repeat(w_scale.astype(x.dtype), p.group, axis=0)
+        wide = wide * scale[: p.k]
     product = jnp.dot(x, wide, preferred_element_type=jnp.float32)
-    if w_scale is not None and call.group is None:
+    if w_scale is not None and p.group is None:
         product = product * w_scale.astype(jnp.float32)
     bias = None if bias is None else bias.astype(jnp.float32)
-    return call.epilogue.apply(product, bias=bias).astype(call.out)
+    return p.epilogue.apply(product, bias=bias).astype(p.out_dtype)
 
 
 def default_config(p: Problem) -> Config:
@@ -247,9 +216,8 @@ def default_config(p: Problem) -> Config:
                 return config
 
     def cost(tokens: int) -> int:
-        tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.m, tokens)
         # Beside the product of a step there is the conversion of its weights.
-        return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
+        return plgpu.cdiv(p.tiles(tokens, 128), _SMS) * (tokens + 64)
 
     tokens = min((256, 128, 64), key=cost)
     c = LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)
@@ -262,7 +230,7 @@ def default_config(p: Problem) -> Config:
         # Two groups of scales a step and results of 4 bytes leave no room for a fourth.
         c = dataclasses.replace(c, stages=3)
     plane = mixed_many.Schedule(p.transposed, c).tiles.plane
-    blocks = turns.blocks(plane, c.cluster_size)
+    blocks = persistent_blocks(plane, c.cluster_size)
     return dataclasses.replace(c, blocks=max(blocks, 2))
 
 
@@ -303,55 +271,30 @@ def _splits(tiles: int, wanted: float, on_sm: int) -> int:
 # --- checks ---------------------------------------------------------------------------
 
 
-def _check(x: Any, w: Any, bias: Any, transpose_w: bool) -> tuple[int, int]:
-    """Returns K and N."""
-    deep, wide = (1, 0) if transpose_w else (0, 1)
-    fits = len(x.shape) >= 1 and len(w.shape) == 2 and x.shape[-1] == w.shape[deep]
-    if not fits:
-        wanted = f"(..., K) and {'(N, K)' if transpose_w else '(K, N)'}"
-        hint = "transpose_w=True is for weights (N, K)"
-        raise no_product("linear", wanted, x, w, hint)
-    if jnp.dtype(x.dtype) not in _TOKENS:
+def _check(x: Any, w_scale: Any, bias: Any, k: int, n: int) -> int | None:
+    """Returns the elements that share a scale; None for scales of columns."""
+    if jnp.dtype(x.dtype) not in _FLOATS[:2]:
         raise errors.DTypeError(
             "linear: narrow weights are not supported beside this type",
             expected="x of bfloat16 or float16",
             got=expect.shown(x),
             hint="convert x, or use ops.scaled_matmul for two narrow operands",
         )
-    n = w.shape[wide]
     check_bias("linear", bias, n)
-    if bias is not None:
-        _check_floats("bias", bias)
-    return w.shape[deep], n
-
-
-def _check_floats(name: str, a: Any) -> None:
-    if jnp.dtype(a.dtype) in (*_TOKENS, jnp.dtype(jnp.float32)):
-        return
-    raise errors.DTypeError(
-        f"linear: {name} cannot have this type",
-        expected="float32, bfloat16 or float16",
-        got=expect.shown(a),
-        hint="convert it with astype",
-    )
-
-
-def _group(w_scale: Any, k: int, n: int) -> int | None:
-    """Returns the elements that share a scale; None for scales of columns."""
+    for name, a in (("bias", bias), ("w_scale", w_scale)):
+        if a is not None:
+            fits = jnp.dtype(a.dtype) in _FLOATS
+            require_type("linear", name, a, fits, "float32, bfloat16 or float16")
     if w_scale is None:
         return None
-    _check_floats("w_scale", w_scale)
+    groups: list[Any] = [None, 32, 64, 128]
+    shapes = [(n,), *((plgpu.cdiv(k, group), n) for group in groups[1:])]
     shape = tuple(w_scale.shape)
-    if shape == (n,):
-        return None
-    for group in _GROUPS:
-        if shape == (plgpu.cdiv(k, group), n):
-            return group
+    if shape in shapes:
+        return groups[shapes.index(shape)]
     raise errors.ShapeError(
         "linear: w_scale does not match the weights",
-        expected=", ".join(
-            f"{s}" for s in [(n,), *((plgpu.cdiv(k, g), n) for g in _GROUPS)]
-        ),
+        expected=", ".join(map(str, shapes)),
         got=shape,
         hint="(N,), or (K / group, N) with groups of 32, 64 or 128; ops.quantize "
         "returns them so",

@@ -28,9 +28,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
+from pallas_gpu.ops.gemm.config import LinearFewConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import mixed, widen
-from pallas_gpu.ops.narrow.mixed import LinearFewConfig
+from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
@@ -46,16 +47,6 @@ _ROWS = 64
 _MOST_ORDERED = 16
 
 
-def _depth(p: Problem) -> int:
-    """Elements of K of a tile of weights."""
-    return mixed.DEPTH_BYTES * 8 // widen.bits(p.right)
-
-
-def columns(p: Problem, config: LinearFewConfig) -> int:
-    """Columns of all tiles: those of the result, and more."""
-    return plgpu.align_to(p.n, _ROWS)
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Which tiles and which part of K a warpgroup computes."""
@@ -64,39 +55,34 @@ class Schedule:
     c: LinearFewConfig
 
     @property
-    def across(self) -> int:
-        """Warpgroups of a block that have different rows."""
-        return self.c.across
+    def depth(self) -> int:
+        """Elements of K of a tile of weights."""
+        return widen.DEPTH_BYTES * 8 // widen.bits(self.p.right)
 
     @property
-    def along(self) -> int:
-        """Warpgroups of a block that divide K."""
-        return self.c.warpgroups // self.across
-
-    @property
-    def parts(self) -> int:
-        """Parts of K."""
-        return self.c.parts
+    def groups(self) -> int:
+        """Groups of scales of a tile of weights; 0 without."""
+        return 0 if self.p.group is None else widen.groups(self.p, self.depth)
 
     @property
     def own(self) -> int:
         """Rows of a tile whose sums a warpgroup stores: at least 16 bytes, for TMA."""
-        return max(_ROWS // self.parts, 8)
+        return max(_ROWS // self.c.parts, 8)
 
     @property
     def steps(self) -> int:
         """Steps along K."""
-        return plgpu.cdiv(self.p.k, _depth(self.p))
+        return plgpu.cdiv(self.p.k, self.depth)
 
     @property
     def each(self) -> int:
         """Steps of a part of K; the last ones have fewer, or none."""
-        return plgpu.cdiv(self.steps, self.parts)
+        return plgpu.cdiv(self.steps, self.c.parts)
 
     @property
     def chunks(self) -> int:
         """Steps of a block: parts of the tokens in SMEM."""
-        return self.each * self.along
+        return self.each * self.c.along
 
     @property
     def tiles(self) -> int:
@@ -107,14 +93,20 @@ class Schedule:
     def workers(self) -> int:
         """Clusters for each tile of tokens."""
         if self.c.blocks is None:
-            return plgpu.cdiv(self.tiles, self.across)
+            return plgpu.cdiv(self.tiles, self.c.across)
         # Blocks may have tiles for some of their warpgroups.
         return min(max(self.c.blocks // self.c.splits, 1), self.tiles)
 
     @property
     def passes(self) -> int:
         """Tiles of a warpgroup, at most."""
-        return plgpu.cdiv(self.tiles, self.workers * self.across)
+        return plgpu.cdiv(self.tiles, self.workers * self.c.across)
+
+
+def columns(p: Problem, config: LinearFewConfig) -> int:
+    """Columns of all tiles: those of the result, and more."""
+    del config
+    return plgpu.align_to(p.n, _ROWS)
 
 
 def orders_tokens(p: Problem, config: LinearFewConfig) -> bool:
@@ -132,12 +124,10 @@ def fits(p: Problem, config: LinearFewConfig) -> bool:
     """Whether a block has enough SMEM."""
     c, s = config, Schedule(p, config)
     buffers = c.warpgroups * c.stages
-    tile = c.tokens * _depth(p) * p.dtype.itemsize
+    tile = c.tokens * s.depth * p.dtype.itemsize
     total = (s.chunks if c.resident else buffers) * tile
-    total += buffers * _ROWS * mixed.DEPTH_BYTES
-    if p.group is not None:
-        total += buffers * mixed.groups(p, _depth(p)) * _ROWS * 4
-    if s.parts > 1:
+    total += buffers * _ROWS * (widen.DEPTH_BYTES + s.groups * 4)
+    if c.parts > 1:
         total += s.passes * c.warpgroups * _ROWS * c.tokens * 4
     else:
         total += c.warpgroups * _ROWS * c.tokens * p.out_dtype.itemsize
@@ -153,17 +143,17 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
     elements.
     """
     c, s, wgs = config, Schedule(p, config), config.warpgroups
-    packed = tiles((wgs, c.stages, _ROWS, _depth(p)), p.right)
-    words = tiles((wgs, c.stages, _ROWS, mixed.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
+    packed = tiles((wgs, c.stages, _ROWS, s.depth), p.right)
+    words = tiles((wgs, c.stages, _ROWS, widen.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
     chunks = s.chunks if c.resident else wgs * c.stages
-    tokens = tiles((chunks, c.tokens, _depth(p)), p.dtype)
+    tokens = tiles((chunks, c.tokens, s.depth), p.dtype)
     by_words = widen.is_integer(p.right)
     out_smem = tiles((wgs, c.tokens, s.own), p.out_dtype)
     grouped = p.group is not None
     scratch = {
         "w_smem": plgpu.RefUnion(packed, words) if by_words else packed,
         # Where sums are exchanged, nobody reads tokens when results are stored.
-        "x_smem": plgpu.RefUnion(tokens, *[out_smem] * (s.parts > 1)),
+        "x_smem": plgpu.RefUnion(tokens, *[out_smem] * (c.parts > 1)),
         "full": plgpu.Barrier(
             num_arrivals=1 + grouped + (not c.resident), num_barriers=wgs * c.stages
         ),
@@ -173,9 +163,9 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
         scratch["x_full"] = plgpu.Barrier(num_barriers=s.chunks)
         scratch["x_ready"] = plgpu.Barrier(num_arrivals=wgs)
     if grouped:
-        shape = (wgs, c.stages, mixed.groups(p, _depth(p)), _ROWS)
+        shape = (wgs, c.stages, widen.groups(p, s.depth), _ROWS)
         scratch["scale_smem"] = plgpu.SMEM(shape, jnp.float32)
-    if s.parts == 1:
+    if c.parts == 1:
         scratch["out_smem"] = out_smem
     else:
         sums = (s.passes, wgs, _ROWS, c.tokens)
@@ -186,15 +176,14 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
             else plgpu.Barrier(num_arrivals=wgs)
         )
 
-    def body(x, w, *refs, w_smem, x_smem, **memory):
-        *extra, out = refs
-        named = dict(zip(p.operands, extra, strict=True))
+    def body(*refs, w_smem, x_smem, **memory):
         packed, words = w_smem if by_words else (w_smem, None)
-        wg = lax.axis_index("wg")
         smem = {"w_smem": packed, "words": words, "x_smem": x_smem[0]}
-        if s.parts > 1:
+        if c.parts > 1:
             smem["out_smem"] = x_smem[-1]
-        worker = _Worker(p, c, s, wg, x=x, w=w, out=out, **smem, **named, **memory)
+        wg = lax.axis_index("wg")
+        mem = Memory.of(("x", "w", *p.operands, "out"), refs, **smem, **memory)
+        worker = _Worker(p, c, mem, wg)
         plgpu.Roles(wgs, None if wgs < 4 else _REGISTERS).run(
             wg, worker.produce, worker.consume
         )
@@ -216,73 +205,65 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Worker:
-    """What one warpgroup of a block, `wg`, computes, and its references."""
+class _Worker(Schedule):
+    """What one warpgroup of a block, `wg`, does."""
 
-    p: Problem
-    c: LinearFewConfig
-    s: Schedule
+    mem: Memory
     wg: Any
-    x: Any
-    w: Any
-    out: Any
-    w_smem: Any
-    x_smem: Any
-    out_smem: Any
-    full: Any
-    empty: Any
-    words: Any = None
-    x_full: Any = None
-    x_ready: Any = None
-    masks: Any = None
-    group_scale: Any = None
-    scale: Any = None
-    bias: Any = None
-    scale_smem: Any = None
-    sums: Any = None
-    written: Any = None
+
+    @property
+    def ring(self) -> plgpu.Ring:
+        """The warpgroup's ring: weights, the same as words, tokens, scales."""
+        mem, stages = self.mem, self.c.stages
+        own = plgpu.ds(self.wg * stages, stages)
+        buffers = {"w": mem.w_smem.at[self.wg]}
+        if mem.words is not None:
+            buffers["words"] = mem.words.at[self.wg]
+        if not self.c.resident:
+            buffers["x"] = mem.x_smem.at[own]
+        if self.groups:
+            buffers["scale"] = mem.scale_smem.at[self.wg]
+        return plgpu.Ring(buffers, mem.empty.at[own], mem.full.at[own])
 
     @property
     def lane(self) -> Any:
         """The warpgroup's position among those with different rows."""
-        return lax.rem(self.wg, np.int32(self.s.across))
+        return lax.rem(self.wg, np.int32(self.c.across))
 
     @property
     def half(self) -> Any:
         """The warpgroup's position among those of its block that divide K."""
-        return lax.div(self.wg, np.int32(self.s.across))
+        return lax.div(self.wg, np.int32(self.c.across))
 
     @property
     def rank(self) -> Any:
         """The warpgroup's position among all that divide K."""
-        return lax.axis_index("split") * self.s.along + self.half
+        return lax.axis_index("split") * self.c.along + self.half
 
     @property
-    def token(self) -> Any:
-        """First row of the result."""
-        return lax.axis_index("token_tile") * self.c.tokens
+    def tokens(self) -> Any:
+        """Rows of the result."""
+        tokens = self.c.tokens
+        return plgpu.ds(lax.axis_index("token_tile") * tokens, tokens)
 
     def row(self, turn: Any) -> Any:
         """First column of the result of one of the warpgroup's tiles."""
-        s = self.s
-        tile = turn * np.int32(s.across) + self.lane
-        return (tile * np.int32(s.workers) + lax.axis_index("worker")) * _ROWS
+        tile = turn * np.int32(self.c.across) + self.lane
+        return (tile * np.int32(self.workers) + lax.axis_index("worker")) * _ROWS
 
     @property
     def turns(self) -> Any:
         """Tiles of this warpgroup."""
-        s = self.s
-        first = self.lane * np.int32(s.workers) + lax.axis_index("worker")
-        step = np.int32(s.workers * s.across)
-        return lax.div(np.int32(s.tiles) - first + (step - np.int32(1)), step)
+        first = self.lane * np.int32(self.workers) + lax.axis_index("worker")
+        step = np.int32(self.workers * self.c.across)
+        return lax.div(np.int32(self.tiles) - first + (step - np.int32(1)), step)
 
     @property
     def count(self) -> Any:
         """Steps of a tile."""
-        s = self.s
-        if s.steps % s.parts == 0:
-            return np.int32(s.each)
-        return jnp.clip(s.steps - self.rank * s.each, 0, s.each)
+        if self.steps % self.c.parts == 0:
+            return np.int32(self.each)
+        return jnp.clip(self.steps - self.rank * self.each, 0, self.each)
 
     def produce(self) -> None:
         """Copies the block's tokens, and the weights of all its warpgroups."""
@@ -293,13 +274,11 @@ class _Worker:
         lasts = [worker.turns * worker.count for worker in workers]
 
         def copy_step(i) -> None:
-            slot = lax.rem(i, np.int32(c.stages))
             for worker, last in zip(workers, lasts, strict=True):
 
                 @plgpu.when(i < last)
                 def _(worker=worker):
-                    plgpu.barrier_wait(self.empty.at[worker.barrier(slot)])
-                    worker.start_copies(i, slot)
+                    worker.start_copies(i, worker.ring.fill(i))
 
         # Tokens are in the L2, most of them: the device's memory is asked first.
         copy_step(np.int32(0))
@@ -309,7 +288,6 @@ class _Worker:
 
     def consume(self) -> None:
         """Computes a part of K of some tiles, and with the others their sums."""
-        s = self.s
         if self.c.resident:
             self.finish_tokens()
 
@@ -317,18 +295,18 @@ class _Worker:
         def _(turn):
             acc = plgpu.ACC((_ROWS, self.c.tokens))
             part = plgpu.run_scoped(functools.partial(self.accumulate, turn), acc)
-            if s.parts == 1:
+            if self.c.parts == 1:
                 self.store(part, turn)
             else:
-                self.sums[turn, self.wg] = part
+                self.mem.sums[turn, self.wg] = part
 
-        if s.parts > 1:
-            plgpu.barrier_arrive(self.written)
-            plgpu.barrier_wait(self.written)
+        if self.c.parts > 1:
+            plgpu.barrier_arrive(self.mem.written)
+            plgpu.barrier_wait(self.mem.written)
 
             stored = self.turns
-            if s.own * s.parts > _ROWS:
-                stored = jnp.where(self.rank < _ROWS // s.own, stored, 0)
+            if self.own * self.c.parts > _ROWS:
+                stored = jnp.where(self.rank < _ROWS // self.own, stored, 0)
 
             @plgpu.loop(0, stored)
             def _(turn):
@@ -336,19 +314,21 @@ class _Worker:
 
     def accumulate(self, turn, acc) -> Any:
         """Returns the product of a part of K of a tile."""
-        c, s, count = self.c, self.s, self.count
+        c, count, ring = self.c, self.count, self.ring
 
         converter = self.converter()
 
         def slot(k):
-            return lax.rem(turn * count + k, np.int32(c.stages))
+            return ring.slot(turn * count + k)
 
         def load(k):
-            at = self.barrier(slot(k))
-            plgpu.barrier_wait(self.full.at[at])
-            loaded = self.load(slot(k))
+            taken = ring.take(turn * count + k)
+            if self.mem.words is None:
+                loaded = taken.buffers["w"][...]
+            else:
+                loaded = converter.load_words(taken.buffers["words"])
             if orders_tokens(self.p, c) and not c.resident:
-                widen.reorder_tokens(self.x_smem.at[at], self.p.right)
+                widen.reorder_tokens(taken.buffers["x"], self.p.right)
                 plgpu.commit_smem()
             return loaded
 
@@ -359,9 +339,12 @@ class _Worker:
             return lax.optimization_barrier(converter.spread(part))
 
         def multiply(k, half, weights):
-            chunk = self.half * s.each + k if c.resident else self.barrier(slot(k))
-            tokens = self.x_smem.at[chunk, :, self.part(half)]
-            plgpu.wgmma(acc, weights, tokens.T)
+            if c.resident:
+                tokens = self.mem.x_smem.at[self.half * self.each + k]
+            else:
+                tokens = slot(k).buffers["x"]
+            columns = plgpu.ds(half * self.depth // 2, self.depth // 2)
+            plgpu.wgmma(acc, weights, tokens.at[:, columns].T)
 
         def second(k, loaded, weights):
             """Multiplies half of a step's weights, and returns the other."""
@@ -370,7 +353,7 @@ class _Worker:
             plgpu.wgmma_wait(0)
             weights = self.finish(slot(k), 1, other)
             if c.resident:
-                self.release(slot(k))
+                ring.release(turn * count + k)
             return weights
 
         @plgpu.when(count > 0)
@@ -386,78 +369,70 @@ class _Worker:
                 half = spread(following, 0)
                 plgpu.wgmma_wait(0)
                 if not c.resident:
-                    self.release(slot(k))
+                    ring.release(turn * count + k)
                 return following, self.finish(slot(k + 1), 0, half)
 
             multiply(count - 1, 1, second(count - 1, *final))
             plgpu.wgmma_wait(0)
             if not c.resident:
-                self.release(slot(count - 1))
+                ring.release(turn * count + (count - 1))
 
         return acc[...]
-
-    def barrier(self, slot) -> Any:
-        """The barrier of one of the worker's buffers."""
-        return self.wg * self.c.stages + slot
 
     # --- copies -----------------------------------------------------------------------
 
     def start_tokens(self) -> None:
         """Starts to load the block's part of the tokens."""
-        p, chunks = self.p, self.s.chunks
+        chunks = self.chunks
 
         @plgpu.loop(0, chunks)
         def _(chunk):
-            start = (lax.axis_index("split") * chunks + chunk) * _depth(p)
+            start = (lax.axis_index("split") * chunks + chunk) * self.depth
             plgpu.copy_gmem_to_smem(
-                self.x.at[
-                    plgpu.ds(self.token, self.c.tokens), plgpu.ds(start, _depth(p))
-                ],
-                self.x_smem.at[chunk],
-                self.x_full.at[chunk],
+                self.mem.x.at[self.tokens, plgpu.ds(start, self.depth)],
+                self.mem.x_smem.at[chunk],
+                self.mem.x_full.at[chunk],
                 oob_mode=_ZEROS,
                 cache_hint="evict_last",
             )
 
     def finish_tokens(self) -> None:
         """Waits for the tokens, and brings them in the order of the weights."""
-        wgs, chunks = self.c.warpgroups, self.s.chunks
+        wgs, chunks = self.c.warpgroups, self.chunks
 
         @plgpu.loop(0, lax.div(chunks - self.wg + (wgs - 1), np.int32(wgs)))
         def _(i):
             chunk = self.wg + i * wgs
-            plgpu.barrier_wait(self.x_full.at[chunk])
-            if self.words is not None:
-                widen.reorder_tokens(self.x_smem.at[chunk], self.p.right)
+            plgpu.barrier_wait(self.mem.x_full.at[chunk])
+            if self.mem.words is not None:
+                widen.reorder_tokens(self.mem.x_smem.at[chunk], self.p.right)
 
         plgpu.commit_smem()
-        plgpu.barrier_arrive(self.x_ready)
-        plgpu.barrier_wait(self.x_ready)
+        plgpu.barrier_arrive(self.mem.x_ready)
+        plgpu.barrier_wait(self.mem.x_ready)
 
     def start_copies(self, i, slot) -> None:
         """Starts to load the weights of the i-th step, and their scales."""
         p = self.p
         turn, k = lax.div(i, self.count), lax.rem(i, self.count)
-        start = (self.rank * self.s.each + k) * _depth(p)
-        rows, depth = plgpu.ds(self.row(turn), _ROWS), plgpu.ds(start, _depth(p))
-        at = self.wg, slot
+        start = (self.rank * self.each + k) * self.depth
+        rows, depth = plgpu.ds(self.row(turn), _ROWS), plgpu.ds(start, self.depth)
         copies: list[tuple[Any, Any, str | None]] = [
-            (self.w.at[rows, depth], self.w_smem.at[at], "evict_first")
+            (self.mem.w.at[rows, depth], slot.buffers["w"], "evict_first")
         ]
         if not self.c.resident:
-            tokens = self.x.at[plgpu.ds(self.token, self.c.tokens), depth]
-            buffer = self.x_smem.at[self.barrier(slot)]
-            copies.append((tokens, buffer, "evict_last"))
+            tokens = self.mem.x.at[self.tokens, depth]
+            copies.append((tokens, slot.buffers["x"], "evict_last"))
         if p.group is not None:
             first = lax.div(start, np.int32(p.group))
-            groups = plgpu.ds(first, self.scale_smem.shape[2])
-            scales = self.group_scale.at[groups, rows]
-            copies.append((scales, self.scale_smem.at[at], None))
+            groups = plgpu.ds(first, self.groups)
+            scales = self.mem.group_scale.at[groups, rows]
+            copies.append((scales, slot.buffers["scale"], None))
         for source, target, hint in copies:
             plgpu.copy_gmem_to_smem(
                 source,
                 target,
-                self.full.at[self.barrier(slot)],
+                slot.full,
                 oob_mode=_ZEROS,
                 cache_hint=hint,
             )
@@ -466,63 +441,45 @@ class _Worker:
 
     def converter(self) -> widen.Converter:
         """The conversion of weights."""
-        return mixed.converter(self.p.right, self.p.dtype, self.masks)
-
-    def part(self, half: int) -> Any:
-        """The columns of half a step."""
-        size = _depth(self.p) // 2
-        return plgpu.ds(half * size, size)
-
-    def load(self, slot) -> Any:
-        """Loads a step's weights as they are."""
-        if self.words is None:
-            return self.w_smem[self.wg, slot]
-        return self.converter().load_words(self.words.at[self.wg, slot])
+        return widen.converter(self.p.right, self.p.dtype, self.mem.get("masks"))
 
     def finish(self, slot, half: int, loaded) -> Any:
         """Returns weights of the type of x, multiplied by scales of groups."""
         wide = self.converter().finish(loaded)
         if self.p.group is None:
             return wide
-        groups = self.scale_smem.shape[2]
+        groups = self.groups
         size = max(groups // 2, 1)
         first = half * size if groups > 1 else 0
-        return widen.scaled(
-            wide, self.scale_smem.at[self.wg, slot, plgpu.ds(first, size)]
-        )
-
-    def release(self, slot) -> None:
-        """Lets the producer fill a buffer again."""
-        plgpu.barrier_arrive(self.empty.at[self.barrier(slot)])
+        return widen.scaled(wide, slot.buffers["scale"].at[plgpu.ds(first, size)])
 
     # --- results ----------------------------------------------------------------------
 
     def combined(self, turn) -> Any:
         """Returns the sums of all parts of K for this one's share of a tile."""
-        c, s = self.c, self.s
-        rows = plgpu.ds(self.rank * s.own, s.own)
+        c = self.c
+        rows = plgpu.ds(self.rank * self.own, self.own)
         found = []
         for split in range(c.splits):
-            block = self.sums
+            block = self.mem.sums
             if c.splits > 1:
                 block = plgpu.cluster_ref(block, {"split": split})
             found += [
-                block[turn, half * s.across + self.lane, rows]
-                for half in range(s.along)
+                block[turn, half * self.c.across + self.lane, rows]
+                for half in range(self.c.along)
             ]
         return functools.reduce(lax.add, found)
 
     def store(self, total, turn) -> None:
         """Scales the sums (rows, tokens) and stores them."""
-        p, c = self.p, self.c
         own = total.shape[0]
         row = self.row(turn) + self.rank * own
         rows = plgpu.ds(row, own)
-        finish = mixed.finisher(p, self, rows)
-        buffer = self.out_smem.at[self.wg]
+        finish = widen.finisher(self.p, self.mem, rows)
+        buffer = self.mem.out_smem.at[self.wg]
         buffer.T[...] = finish(total)
         plgpu.commit_smem()
-        target = self.out.at[plgpu.ds(self.token, c.tokens), rows]
-        some = row < p.n if p.n % _ROWS else None
+        target = self.mem.out.at[self.tokens, rows]
+        some = row < self.p.n if self.p.n % _ROWS else None
         plgpu.copy_smem_to_gmem(buffer, target, some)
         plgpu.wait_smem_to_gmem(0)

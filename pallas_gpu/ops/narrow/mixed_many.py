@@ -21,9 +21,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.config import LinearManyConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import mixed, widen
-from pallas_gpu.ops.narrow.mixed import LinearManyConfig
+from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
@@ -41,7 +42,7 @@ class Schedule(hopper.Schedule):
         p, depth = self.problem, self.config.depth
         if p.group is not None:
             group = lax.div(block * depth, np.int32(p.group))
-            groups = plgpu.ds(group, mixed.groups(p, depth))
+            groups = plgpu.ds(group, widen.groups(p, depth))
             copy(mem.group_scale.at[groups, rows], slot.buffers[2])
 
     def is_inside(self, row: Any, column: Any) -> Any:
@@ -64,28 +65,22 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
         tiles((c.stages, c.tokens, c.depth), x_type),
     ]
     if p.group is not None:
-        shape = (c.stages, mixed.groups(p, c.depth), c.block_m)
+        shape = (c.stages, widen.groups(p, c.depth), c.block_m)
         buffers = [plgpu.SMEM(shape, jnp.float32), *buffers]
-    part = c.epilogue_n, c.epilogue_m
-    scratch = {
-        "out_smem": tiles((c.consumers, 2, *part), p.out_dtype),
-        "ring": plgpu.Ring.of(
-            buffers,
-            consumers=c.consumers,
-            collective_axes="pair" if c.paired else (),
-        ),
-    }
+    schedule = Schedule(p.transposed, c)
 
-    def memory(x, w, *refs, out_smem, ring) -> hopper.Memory:
-        *extra, out = refs
-        named = dict(zip(p.operands, extra, strict=True))
+    def memory(*refs, ring, out_smem) -> Memory:
         *scale, weights, tokens = ring.buffers
         packed, units = (weights, weights) if unit == w_type else weights
-        operands = dataclasses.replace(ring, buffers=[packed, tokens, *scale, units])
-        return hopper.Memory(w, x, out, operands, out_smem, **named)
+        ring = dataclasses.replace(ring, buffers=[packed, tokens, *scale, units])
+        names = "b", "a", *p.operands, "out"
+        return Memory.of(names, refs, operands=ring, out_smem=out_smem)
 
+    scratch = hopper.scratch_of(schedule, buffers=buffers)
+    # Memory is in the order of names: the ring is behind the buffers of stores.
+    scratch["ring"] = scratch.pop("operands")
     return hopper.launch(
-        Schedule(p.transposed, c),
+        schedule,
         _Consumer,
         jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
         memory=memory,
@@ -97,7 +92,7 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
 
 
 @dataclasses.dataclass(frozen=True)
-class _Consumer(hopper.TransposedConsumer):
+class _Consumer(hopper.Consumer):
     """What one consumer warpgroup does.
 
     Attributes:
@@ -131,7 +126,7 @@ class _Consumer(hopper.TransposedConsumer):
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows of weights with tokens."""
         w, x = self.schedule.problem.types
-        converter = mixed.converter(w, x, self.mem.masks)
+        converter = widen.converter(w, x, self.mem.get("masks"))
         own = dataclasses.replace(self, converter=converter)
         return own.accumulate_converted(first_step, *accumulators)
 
@@ -158,5 +153,5 @@ class _Consumer(hopper.TransposedConsumer):
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns what scales the sums of a part when its buffer is free."""
         columns = plgpu.ds(row, self.schedule.config.tile_m)
-        finish = mixed.finisher(self.schedule.problem, self.mem, columns)
+        finish = widen.finisher(self.schedule.problem, self.mem, columns)
         return lambda _, sums: functools.partial(finish, sums)

@@ -12,30 +12,29 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import turns
+from pallas_gpu.ops.gemm.config import BLOCK, ScaledMatmulConfig
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import scaled_hopper
-from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, ScaledMatmulConfig
 from pallas_gpu.ops.rules import (
+    FLOAT8,
     Array,
     Interpret,
     aligned,
     check_bias,
-    no_product,
+    check_narrow,
+    check_operands,
     padded,
+    require_type,
     result_type,
     without_derivative,
 )
+from pallas_gpu.ops.tiles import persistent_blocks
 
-_FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
-_INT8 = (jnp.dtype(jnp.int8),)
-_RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + _FLOAT8
+_INT8 = jnp.dtype(jnp.int8)
+_RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + FLOAT8
 _INT32 = jnp.dtype(jnp.int32)
 _SMS = arch.SM_90A.sm_count
-
-# The shapes of scales, by what has one.
-type _Kinds = dict[str, tuple[tuple[int, ...], ...]]
 
 
 @expect.arguments()
@@ -99,13 +98,28 @@ def scaled_matmul(
     Example:
       >>> y = scaled_matmul(a, b, a_scale, b_scale, transpose_b=True)
     """
-    (m, k), n = _check_operands(a, b, transpose_b)
-    out = _out_dtype(out_dtype, a, (a_scale, b_scale, bias))
-    a_kind = _a_kind(a_scale, m, k)
-    b_kind = _b_kind(b_scale, n, k, transpose_b)
-    _check_bias(bias, n)
-    blocked = "blocks" in (a_kind, b_kind)
-    integers = jnp.dtype(a.dtype) in _INT8
+    hint = "use jax.vmap for a batch; transpose_b=True is for b of shape (N, K)"
+    k, n = check_operands("scaled_matmul", a, b, transpose_b, hint)
+    m, dtype = a.shape[0], jnp.dtype(a.dtype)
+    hint = "quantize the operands, or use ops.matmul or ops.linear"
+    check_narrow("scaled_matmul", a, b, _INT8, hint)
+    integers = dtype == _INT8
+    plain = integers and all(x is None for x in (a_scale, b_scale, bias))
+    out = result_type(
+        "scaled_matmul",
+        out_dtype,
+        (*_RESULTS, *[_INT32] * plain),
+        expected=", ".join(x.name for x in _RESULTS)
+        + "; int32 for int8 operands without scales and bias",
+    )
+    kinds = _kinds(a_scale, b_scale, (m, n, k), transpose_b)
+    check_bias("scaled_matmul", bias, n)
+    if bias is not None:
+        floating = jnp.issubdtype(bias.dtype, jnp.floating)
+        fits = floating and bias.dtype.itemsize >= 2
+        wanted = "float32, float16 or bfloat16"
+        require_type("scaled_matmul", "the bias", bias, fits, wanted)
+    blocked = "blocks" in kinds
     if promote is False and blocked:
         raise errors.ArgumentError(
             "scaled_matmul: scales of blocks without promotion",
@@ -113,33 +127,76 @@ def scaled_matmul(
             got="promote=False",
             hint="blocks differ along K, so each has sums of its own",
         )
-    given = {
-        "a_blocks": blocked,
-        "b_blocks": blocked,
-        "a_scale": a_kind == "tensor",
-        "b_scale": b_kind == "tensor",
-        "row_scale": a_kind == "rows",
-        "column_scale": b_kind == "columns",
-    }
     problem = Problem(
-        m, n, k, jnp.dtype(a.dtype), out,
+        m, n, k, dtype, out,
         transpose_b=True,
         epilogue=Epilogue(bias=bias is not None),
         right=jnp.dtype(b.dtype),
-        scales=tuple(name for name, present in given.items() if present),
         group=BLOCK if blocked else None,
         promoted=blocked or (bool(promote) and not integers),
     )  # fmt: skip
-    config = _config(config, problem)
-    operands = _operands(problem, config, a_scale, b_scale, bias, transpose_b)
-    right = b if transpose_b else b.T
+    if config is None:
+        config = default_config(problem)
+    if blocked and config.tile_n != BLOCK:
+        raise errors.ArgumentError(
+            "scaled_matmul: the tiles do not match the blocks of scales",
+            expected=f"tile_n={BLOCK}",
+            got=f"tile_n={config.tile_n}",
+            hint="omit config",
+        )
     if 0 in (m, n, k):
         filled = jnp.zeros((m, n), jnp.float32)
         return (filled if bias is None else filled + bias).astype(out)
+    extent = scaled_hopper.Schedule(problem, config).tiles.extent
+    scales = _scales(problem, extent, kinds, a_scale, b_scale, transpose_b)
+    added = [] if bias is None else [padded(bias, extent[1])]
+    problem = dataclasses.replace(problem, scales=tuple(scales))
     run = functools.partial(_run, problem, config, compiler_params, interpret)
+    right = b if transpose_b else b.T
     return without_derivative(run, "scaled_matmul", "rounding to 8 bits")(
-        a, right, *operands
+        a, right, *scales.values(), *added
     )
+
+
+def _kinds(a_scale, b_scale, sizes, transpose_b) -> tuple[str | None, str | None]:
+    """Returns what has a scale of its own, of A and of B."""
+    m, n, k = sizes
+    one, deep = ((), (1,), (1, 1)), plgpu.cdiv(k, BLOCK)
+    step = -1 if transpose_b else 1
+    of_a = {"tensor": one, "rows": ((m,), (m, 1)), "blocks": ((m, deep),)}
+    of_b = {
+        "tensor": one,
+        "columns": ((n,), (1, n)[::step]),
+        "blocks": ((deep, plgpu.cdiv(n, BLOCK))[::step],),
+    }
+    return _kind("a_scale", a_scale, of_a), _kind("b_scale", b_scale, of_b)
+
+
+def _scales(p: Problem, extent, kinds, a, b, transpose_b: bool) -> dict[str, Any]:
+    """Returns the kernel's scales, for each row or column of all tiles, in order."""
+    scales: dict[str, Any] = {}
+    if p.group is not None:
+        a_shape = plgpu.cdiv(p.k, BLOCK), plgpu.align_to(p.m, 4)
+        b_shape = plgpu.cdiv(p.k, BLOCK), plgpu.cdiv(p.n, BLOCK)
+        scales |= {
+            "a_blocks": jnp.ones(a_shape, jnp.float32),
+            "b_blocks": jnp.ones(b_shape, jnp.float32),
+        }
+    match kinds[0]:
+        case "blocks":
+            scales["a_blocks"] = aligned(a.T)
+        case "tensor":
+            scales["a_scale"] = a.reshape(1)
+    match kinds[1]:
+        case "blocks":
+            scales["b_blocks"] = b.T if transpose_b else b
+        case "tensor":
+            scales["b_scale"] = b.reshape(1)
+    if kinds[0] == "rows":
+        scales["row_scale"] = padded(a.reshape(p.m), extent[0])
+    if kinds[1] == "columns":
+        scales["column_scale"] = padded(b.reshape(p.n), extent[1])
+    return scales
 
 
 def _run(problem: Problem, config, compiler_params, interpret, a, b, *operands):
@@ -147,55 +204,6 @@ def _run(problem: Problem, config, compiler_params, interpret, a, b, *operands):
     problem = dataclasses.replace(problem, k=a.shape[1])
     kernel = scaled_hopper.make_kernel(problem, config, compiler_params, interpret)
     return kernel(a, b, *operands)
-
-
-def _operands(
-    p: Problem, config: ScaledMatmulConfig, a_scale, b_scale, bias, transpose_b: bool
-) -> list[Any]:
-    """Returns the arrays of `Problem.operands`."""
-    rows, columns = scaled_hopper.Schedule(p, config).tiles.extent
-    k_blocks, n_blocks = plgpu.cdiv(p.k, BLOCK), plgpu.cdiv(p.n, BLOCK)
-    blocks_of_a = a_scale is not None and not {"a_scale", "row_scale"} & {*p.scales}
-    blocks_of_b = b_scale is not None and not {"b_scale", "column_scale"} & {*p.scales}
-
-    def a_blocks():
-        if blocks_of_a:
-            return aligned(a_scale.T)
-        return jnp.ones((k_blocks, plgpu.align_to(p.m, 4)), jnp.float32)
-
-    def b_blocks():
-        if blocks_of_b:
-            return b_scale.T if transpose_b else b_scale
-        return jnp.ones((k_blocks, n_blocks), jnp.float32)
-
-    found = {
-        "a_blocks": a_blocks,
-        "b_blocks": b_blocks,
-        "a_scale": lambda: a_scale.reshape(1),
-        "b_scale": lambda: b_scale.reshape(1),
-        "row_scale": lambda: padded(a_scale.reshape(p.m), rows),
-        "column_scale": lambda: padded(b_scale.reshape(p.n), columns),
-        "bias": lambda: padded(bias, columns),
-    }
-    return [found[name]() for name in p.operands]
-
-
-def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig:
-    """Returns the configuration; by default one for the sizes.
-
-    Raises:
-      ArgumentError: it does not suit the scales.
-    """
-    if config is None:
-        return default_config(p)
-    if p.group is not None and config.tile_n != BLOCK:
-        raise errors.ArgumentError(
-            "scaled_matmul: the tiles do not match the blocks of scales",
-            expected=f"tile_n={BLOCK}",
-            got=f"tile_n={config.tile_n}",
-            hint="omit config",
-        )
-    return config
 
 
 def default_config(p: Problem) -> ScaledMatmulConfig:
@@ -211,9 +219,9 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
     def cost(shape: tuple[int, int, int]) -> int:
         rows, columns, consumers = shape
         rows *= consumers
-        tiles = plgpu.cdiv(p.m, rows) * plgpu.cdiv(p.n, columns)
+        waves = plgpu.cdiv(p.tiles(rows, columns), _SMS)
         # The tensor core's time, and that of loads, which small tiles share less.
-        return plgpu.cdiv(tiles, _SMS) * (rows * columns + 64 * (rows + columns))
+        return waves * (rows * columns + 64 * (rows + columns))
 
     rows, columns, consumers = min(shapes, key=cost)
     config = ScaledMatmulConfig(
@@ -223,65 +231,12 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
         cluster="n" if p.n > columns and p.m > rows * consumers else None,
     )
     plane = scaled_hopper.Schedule(p, config).tiles.plane
-    return dataclasses.replace(config, blocks=turns.blocks(plane, config.cluster_size))
-
-
-# --- checks ---------------------------------------------------------------------------
-
-
-def _check_operands(a: Any, b: Any, transpose_b: bool) -> tuple[tuple[int, int], int]:
-    deep, wide = (1, 0) if transpose_b else (0, 1)
-    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[deep]:
-        wanted = f"(M, K) and {'(N, K)' if transpose_b else '(K, N)'}"
-        hint = "use jax.vmap for a batch; transpose_b=True is for b of shape (N, K)"
-        raise no_product("scaled_matmul", wanted, a, b, hint)
-    types = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
-    if not any(all(t in kind for t in types) for kind in (_FLOAT8, _INT8)):
-        raise errors.DTypeError(
-            "scaled_matmul: these element types are not supported",
-            expected="float8_e4m3fn or float8_e5m2 for each operand, or int8 for both",
-            got=f"{types[0].name} and {types[1].name}",
-            hint="quantize the operands, or use ops.matmul or ops.linear",
-        )
-    return (a.shape[0], a.shape[1]), b.shape[wide]
-
-
-def _out_dtype(dtype: Any, a: Any, others: tuple[Any, ...]) -> jnp.dtype:
-    """Returns the type of the result.
-
-    Raises:
-      DTypeError: the result cannot have it.
-    """
-    plain = jnp.dtype(a.dtype) in _INT8 and all(x is None for x in others)
-    return result_type(
-        "scaled_matmul",
-        dtype,
-        (*_RESULTS, *[_INT32] * plain),
-        expected=", ".join(x.name for x in _RESULTS)
-        + "; int32 for int8 operands without scales and bias",
+    return dataclasses.replace(
+        config, blocks=persistent_blocks(plane, config.cluster_size)
     )
 
 
-def _a_kind(scale: Any, m: int, k: int) -> str | None:
-    kinds: _Kinds = {
-        "tensor": ((), (1,), (1, 1)),
-        "rows": ((m,), (m, 1)),
-        "blocks": ((m, plgpu.cdiv(k, BLOCK)),),
-    }
-    return _kind("a_scale", scale, kinds)
-
-
-def _b_kind(scale: Any, n: int, k: int, transposed: bool) -> str | None:
-    blocks = plgpu.cdiv(k, BLOCK), plgpu.cdiv(n, BLOCK)
-    kinds: _Kinds = {
-        "tensor": ((), (1,), (1, 1)),
-        "columns": ((n,), (n, 1) if transposed else (1, n)),
-        "blocks": (blocks[::-1] if transposed else blocks,),
-    }
-    return _kind("b_scale", scale, kinds)
-
-
-def _kind(name: str, scale: Any, kinds: _Kinds) -> str | None:
+def _kind(name: str, scale: Any, kinds: dict[str, Any]) -> str | None:
     if scale is None:
         return None
     if jnp.dtype(scale.dtype) != jnp.float32:
@@ -301,16 +256,3 @@ def _kind(name: str, scale: Any, kinds: _Kinds) -> str | None:
         got=tuple(scale.shape),
         hint=f"blocks are {BLOCK} long; their number is rounded up",
     )
-
-
-def _check_bias(bias: Any, n: int) -> None:
-    check_bias("scaled_matmul", bias, n)
-    if bias is None:
-        return
-    if not jnp.issubdtype(bias.dtype, jnp.floating) or bias.dtype.itemsize < 2:
-        raise errors.DTypeError(
-            "scaled_matmul: the bias cannot have this type",
-            expected="float32, float16 or bfloat16",
-            got=expect.shown(bias),
-            hint="convert it with astype",
-        )

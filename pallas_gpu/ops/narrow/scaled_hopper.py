@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,75 +24,12 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import Tiling
+from pallas_gpu.ops.gemm.config import BLOCK, ScaledMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import Strip, cached
+from pallas_gpu.ops.rules import cached
 
-# Warpgroups that multiply.
-_CONSUMERS = 2, 3
-# Elements along K and N that share a scale of a block.
-BLOCK = 128
 _ROWS = 64
-
-
-@expect.arguments()
-@dataclasses.dataclass(frozen=True)
-class ScaledMatmulConfig(Tiling):
-    """Tile sizes and schedule of `scaled_matmul` on Hopper.
-
-    A step along K is 128 elements: one block of scales, one row of the widest swizzle.
-
-    Attributes:
-      tile_m: rows of one consumer's tile.
-      tile_n: columns of a block's tile; 128 where there are scales of blocks.
-      consumers: warpgroups that multiply, 2 or 3; a block has as many tiles of rows.
-      stages: SMEM buffers of the ring.
-      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
-        A, `"m"` the columns of B, None has no clusters.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      zigzag: whether every other tile of a block goes through K backwards: it often
-        needs the same columns of B as the one before, whose last part the L2 still
-        holds. The last bits of a sum then depend on the position of its tile: equal
-        rows of A may have different results.
-
-    Raises:
-      ArgumentError: sizes that do not match each other or the tensor core.
-    """
-
-    tile_m: int = 128
-    tile_n: int = 128
-    consumers: int = 2
-    stages: int = 4
-    cluster: Literal["n", "m"] | None = "n"
-    minor: Literal["n", "m"] = "n"
-    strip: Strip = 8
-    blocks: int = arch.SM_90A.sm_count
-    zigzag: bool = False
-
-    tile_k: ClassVar[int] = BLOCK
-
-    def __post_init__(self):
-        m, n = self.tile_m, self.tile_n
-        supported = m in (64, 128) and 32 <= n <= 256 and n % 32 == 0
-        if not supported or self.consumers not in _CONSUMERS:
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: these tiles are not supported",
-                expected="tile_m 64 or 128, tile_n a multiple of 32 up to 256, "
-                "2 or 3 consumers",
-                got=f"tile_m={m}, tile_n={n}, consumers={self.consumers}",
-                hint="start from ScaledMatmulConfig()",
-            )
-        if self.stages < 2 or self.blocks < self.cluster_size:
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: there are too few stages or blocks",
-                expected=f"2 stages and {self.cluster_size} blocks or more",
-                got=f"stages={self.stages}, blocks={self.blocks}",
-                hint="use 4 stages, and one block per SM",
-            )
 
 
 @cached
@@ -105,7 +42,7 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     """
     c, schedule = config, Schedule(p, config)
     blocked = p.group is not None
-    scratch = hopper.scratch_of(p, c, schedule.part, copies=2 + blocked)
+    scratch = hopper.scratch_of(schedule, copies=2 + blocked)
     if blocked:
         scratch["scale_smem"] = plgpu.SMEM((c.stages, c.block_m), jnp.float32)
 
@@ -139,19 +76,6 @@ class Schedule(hopper.Schedule):
         widest = (128 if p.group is None else 64) // p.out_dtype.itemsize
         return _ROWS, math.gcd(self.config.tile_n, widest)
 
-    def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(batch, row, column, steps before it)`, in tiles."""
-
-        def at(batch, mi, ni, number):
-            visit(batch, mi, ni, number * self.steps)
-
-        self.tiles.for_each(at)
-
-    def produce(self, mem: Any, batch, mi, ni, first_step) -> None:
-        """Copies the operands of a tile, step by step."""
-        c = self.config
-        super().produce(mem, batch, mi * c.block_m, ni * c.tile_n, first_step)
-
     def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
         if self.problem.group is not None:
@@ -178,20 +102,21 @@ class _Consumer(hopper.Consumer):
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
         """Loads the factors."""
-        factors = [x[0] for x in (mem.a_scale, mem.b_scale) if x is not None]
+        scales = (mem.get(name) for name in ("a_scale", "b_scale"))
+        factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
-    def visit(self, batch, mi, ni, first_step) -> None:
+    def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its rows of a tile."""
-        p, c = self.schedule.problem, self.schedule.config
-        if p.promoted:
-            products = [jnp.concatenate(self.promoted(ni, first_step))]
+        if self.schedule.problem.promoted:
+            products = [jnp.concatenate(self.promoted(column, first_step))]
         else:
             products = self.products(first_step)
-        row = mi * c.block_m + self.wg * c.tile_m
-        self.store(products, batch, row, ni * c.tile_n)
+        # Not before them: a register.
+        row = row + self.wg * self.schedule.config.tile_m
+        self.store(products, batch, row, column)
 
-    def promoted(self, ni, first_step) -> list[jax.Array]:
+    def promoted(self, column, first_step) -> list[jax.Array]:
         """Returns the consumer's tile in parts of 64 rows, each summed in registers."""
         p, c, mem = self.schedule.problem, self.schedule.config, self.mem
         shape = _ROWS, c.tile_n
@@ -204,8 +129,12 @@ class _Consumer(hopper.Consumer):
             if p.group is not None:
                 block = self.schedule.k_block(first_step, ki)
                 # A cluster's last tile may lie behind the last block.
-                column = jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
-                b_scale = mem.b_blocks[block, column]
+                last = mem.b_blocks.shape[1] - 1
+                # A shift: a division would allow for negative columns.
+                shift = np.int32(BLOCK.bit_length() - 1)
+                block_n = lax.shift_right_logical(column, shift)
+                found = jnp.minimum(block_n, last)
+                b_scale = mem.b_blocks[block, found]
             mem.operands.take(first_step + ki)
             result = []
             for start, total in zip(starts, sums, strict=True):
@@ -243,11 +172,11 @@ class _Consumer(hopper.Consumer):
             part = part.astype(jnp.float32)
             for factor in self.factors:
                 part = part * factor
-            if mem.row_scale is not None:
+            if "row_scale" in p.scales:
                 part = part * vector(mem.row_scale, row + i, 0)
-            if mem.column_scale is not None:
+            if "column_scale" in p.scales:
                 part = part * vector(mem.column_scale, column + j, 1)
-            if mem.bias is not None:
+            if p.epilogue.bias:
                 part = part + vector(mem.bias, column + j, 1).astype(jnp.float32)
             return part
 

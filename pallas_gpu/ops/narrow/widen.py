@@ -21,12 +21,15 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.gemm.problem import Problem
 
 _INT8, _INT4 = jnp.dtype(jnp.int8), jnp.dtype(jnp.int4)
 # 16-bit floats whose last bit of the mantissa counts one: 2**7 and 2**10.
 _ONES = {jnp.dtype(jnp.bfloat16): 0x4300, jnp.dtype(jnp.float16): 0x6400}
 # The array in memory as units of two elements.
 _UNITS = {_INT8: jnp.uint16, _INT4: jnp.uint8}
+# Bytes of a row of a tile of weights: those of the widest swizzle.
+DEPTH_BYTES = 128
 # A word for each of the four lanes that hold a row of the tensor core's operand.
 _LANES = 4
 _WORDS = plgpu.TiledLayout(
@@ -210,3 +213,31 @@ def multiplied(weights: jax.Array, scales: tuple[jax.Array, ...]) -> jax.Array:
 def scaled(weights: jax.Array, scales: Any) -> jax.Array:
     """Multiplies weights by scales in SMEM, (groups, rows), rounded to their type."""
     return multiplied(weights, factors(scales, weights.dtype))
+
+
+def groups(p: Problem, columns: int) -> int:
+    """Groups that have elements in so many columns of weights, from a group's."""
+    assert p.group is not None
+    return max(columns // p.group, 1)
+
+
+def converter(w: Any, x: Any, masks: Any) -> Converter:
+    """The conversion of weights to the type of x, with a reference to its masks."""
+    return Converter(w, x, None if masks is None else [masks[i] for i in range(3)])
+
+
+def finisher(p: Problem, mem: Any, columns: Any) -> Any:
+    """Returns the function of sums of some columns: (columns, tokens) of the result."""
+    refs = ((mem.get("scale"), lax.mul), (mem.get("bias"), lax.add))
+    vectors = [
+        (ref[columns].astype(jnp.float32), combine)
+        for ref, combine in refs
+        if ref is not None
+    ]
+
+    def finish(sums: Any) -> Any:
+        for vector, combine in vectors:
+            sums = combine(sums, lax.broadcast_in_dim(vector, sums.shape, (0,)))
+        return p.epilogue.function()(sums).astype(p.out_dtype)
+
+    return finish

@@ -31,16 +31,8 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory(hopper.Memory):
-    labels: Any = None
-    factors: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
 class _Reduced(hopper.Consumer):
     """A consumer that stores what its tiles' rows are reduced to."""
-
-    mem: _Memory
 
     def inputs(self, row: Any, column: Any) -> tuple[Any, Any, Any]:
         """Returns the labels of the rows, each element's column, and what is inside."""
@@ -91,10 +83,10 @@ class _Derivative(_Reduced):
 def _call(p: Problem, consumer: Any, out_type: Any, launch: Launch) -> Any:
     several = isinstance(out_type, tuple)
 
-    def memory(a, b, labels, *refs, **scratch) -> _Memory:
+    def memory(a, b, labels, *refs, **scratch) -> hopper.Memory:
         factors, out = ((), refs) if several else (refs[:-1], refs[-1])
         named = {"labels": labels, "factors": factors}
-        return _Memory(a=a, b=b, out=out, **named, **scratch)
+        return hopper.Memory(a=a, b=b, out=out, **named, **scratch)
 
     return hopper.launch(
         hopper.Schedule(p, CONFIG),

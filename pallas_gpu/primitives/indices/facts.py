@@ -321,9 +321,10 @@ def fits(fact: Fact, aval: Any) -> bool:
 
 def fitted(fact: Fact, aval: Any) -> Fact:
     """Returns what holds of a result that wraps if it does not fit its type."""
-    if kind(aval) == "b" and None in (fact.low, fact.high):
+    elements = kind(aval)
+    if elements == "b" and None in (fact.low, fact.high):
         return fact._replace(low=fact.low or 0, high=1)
-    if not is_integer(aval) or fits(fact, aval):
+    if elements not in ("i", "u") or fits(fact, aval):
         return fact
     (least, most), bits = limits(aval), 8 * aval.dtype.itemsize
     number = fact.constant

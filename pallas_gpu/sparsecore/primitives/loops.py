@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
-from pallas_gpu.entry import scope
+from pallas_gpu import _jax, expect
+from pallas_gpu.entry import control, scope
 from pallas_gpu.sparsecore.primitives._define import define
 from pallas_gpu.types import values
 
@@ -65,65 +64,29 @@ def parallel_loop(
       ...     y_vmem[plsc.ds(i, 16)] = 2 * x_vmem[plsc.ds(i, 16)]
     """
     bounds = (lower, upper, step)
-    leaves, tree = jax.tree.flatten(carry)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(carry):
         if isinstance(values.abstract(leaf), _jax.AbstractRef):
             raise expect.wrong_type(
                 "parallel_loop: carry", "values", "pytrees of values", leaf,
                 "use the reference in the body: it is captured",
             )  # fmt: skip
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+
+    length = None
+    if all(isinstance(x, int) for x in bounds):
+        length = max(0, -(-(upper - lower) // step))
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, "parallel_loop: the body")
 
-        def iteration(index: Any, *carried: Any) -> Any:
+        def iteration(index: Any, given: Any) -> Any:
             if carry is None:
                 result = scope.call("parallel_loop", body, index)
                 return scope.require_none("parallel_loop", body, result)
-            given = jax.tree.unflatten(tree, carried)
             return scope.call("parallel_loop", body, index, given)
 
-        index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
-        avals = [_jax.ShapedArray(x.shape, x.dtype) for x in leaves]
-        closed, out_tree = _jax.trace(iteration, [index, *avals])
-        _require_carry(body, tree, out_tree, avals, closed.out_avals)
-        results = _bind(closed, leaves, bounds, unroll)
-        return None if carry is None else jax.tree.unflatten(tree, results)
-
-    return scope.decorator("parallel_loop", run)
-
-
-def _bind(closed: Any, carry: list[Any], bounds: Any, unroll: int) -> list[Any]:
-    """Binds the loop: its body gets consts, carries and the index, as in a scan."""
-    inner = _jax.convert_constvars_jaxpr(closed.jaxpr)
-    n = len(closed.consts)
-    ins = inner.invars
-    inner = inner.replace(
-        invars=[*ins[:n], *ins[n + 1 :], ins[n]], debug_info=inner.debug_info
-    )
-    length = None
-    if all(isinstance(x, int) for x in bounds):
-        lower, upper, step = bounds
-        length = max(0, -(-(upper - lower) // step))
-    with _jax.trace_without_ref_rules():
-        return parallel_loop_p.bind(
-            *closed.consts, *carry, *(jnp.asarray(x, jnp.int32) for x in bounds),
-            jaxpr=inner, num_consts=n, num_carry=len(carry), length=length,
-            unroll=unroll,
+        return control.bound_loop(
+            parallel_loop_p, "parallel_loop", body, iteration, carry, bounds,
+            length=length, unroll=unroll,
         )  # fmt: skip
 
-
-def _require_carry(
-    body: Any, tree: Any, out_tree: Any, before: list[Any], after: Any
-) -> None:
-    got = [(x.shape, x.dtype) for x in after]
-    if out_tree == tree and got == [(x.shape, x.dtype) for x in before]:
-        return
-    raise errors.KernelError(
-        "parallel_loop: the body returns another carry",
-        expected=", ".join(x.str_short() for x in before) or "nothing",
-        got=", ".join(x.str_short() for x in after) or "nothing",
-        hint="return values of the structure, shapes and types of `carry`",
-        where=scope.location(body),
-    )
+    return scope.decorator("parallel_loop", run)

@@ -37,7 +37,7 @@ _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)
 def _tpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     of_another = "tpu" not in params["mesh"].platforms
     if of_another or isinstance(params["interpret"], types.InterpretParams):
-        return call.emulator_lowering()(ctx, *args, **params)
+        return call.ABOVE.emulator_lowering(ctx, *args, **params)
     return _custom_call_rule(ctx, *args, **params)
 
 

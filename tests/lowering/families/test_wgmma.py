@@ -463,7 +463,7 @@ def test_optimization_barrier_is_the_identity_on_arrays_and_scalars(acc, sa, sb)
 
 def compiled(make, *args):
     """Compiles a kernel offline and returns all that ptxas said, too."""
-    (params,) = plgpu.offline._kernels(make(None), args, arch.SM_90A)
+    (params,) = plgpu.offline.kernels_called(make(None), args, arch.SM_90A)
     return compiler.run(Build(params, arch.SM_90A)).compiled
 
 

@@ -58,15 +58,20 @@ def operands(s: Shape, dtype=jnp.float16, seed=0):
 
 
 def expected(args, *, with_sums=False, **options):
-    """Returns the derivatives of q, k and v."""
-    q, k, v, do, dlse = args
-    return reference(q, k, v, **options).derivatives(do, dlse if with_sums else 0)
+    """Returns the derivatives of q, k and v, and of a bias if there is one."""
+    *arrays, do, dlse = args
+    given = dict(zip(["q", "k", "v", "bias"], arrays, strict=False))
+    return reference(**given, **options).derivatives(do, dlse if with_sums else 0)
 
 
 def derivatives(interpret, *args, with_sums=False, **options):
-    q, k, v, do, dlse = args
+    *arrays, do, dlse = args
     options |= {"interpret": interpret, "return_logsumexp": with_sums}
-    _, vjp = jax.vjp(functools.partial(attention, **options), q, k, v)
+
+    def f(q, k, v, bias=None):
+        return attention(q, k, v, bias=bias, **options)
+
+    _, vjp = jax.vjp(f, *arrays)
     return vjp((do, dlse) if with_sums else do)
 
 

@@ -15,7 +15,6 @@ from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from tests.ops.flash import test_attention_backward as padded
 from tests.support import emulated, host, norms
-from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
 # Of the derivatives, relative to their norm; operands have 11 bits.
@@ -39,20 +38,9 @@ def operands(bias, q_len=130, kv_len=70, heads=2, kv_heads=1, d=16, batch=2, **t
     return [*arrays, bias, do, dlse]
 
 
-def derivatives(interpret, *args, **options):
-    """Returns those of q, k, v and the bias."""
-    *arrays, do, dlse = args
-
-    def f(q, k, v, bias):
-        given = {"return_logsumexp": True, "interpret": interpret, **options}
-        return attention(q, k, v, bias=bias, **given)
-
-    return jax.vjp(f, *arrays)[1]((do, dlse))
-
-
-def expected(args, **options):
-    q, k, v, bias, do, dlse = args
-    return reference(q, k, v, bias=bias, **options).derivatives(do, dlse)
+# Those of q, k, v and the bias.
+derivatives = functools.partial(padded.derivatives, with_sums=True)
+expected = functools.partial(padded.expected, with_sums=True)
 
 
 def check(args, given=None, **options):

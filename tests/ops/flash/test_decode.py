@@ -15,7 +15,7 @@ from pallas_gpu import arch
 from pallas_gpu.ops.flash.config import DecodeConfig
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
-from tests.support import emulated
+from tests.support import attention, emulated
 from tests.support.semantics import BOTH, Warpgroup
 
 # Three CTAs divide the blocks; two share a tile.
@@ -55,34 +55,14 @@ def operands(s: Shape, dtype="float16", cache=None, seed=0):
 
 
 def reference(
-    q,
-    k,
-    v,
-    lengths,
-    *,
-    causal=True,
-    window=None,
-    soft_cap=None,
-    sm_scale=None,
-    **by,
+    q, k, v, lengths, *, causal=True, window=None, k_scale=1, v_scale=1, **options
 ):
-    """Returns result and logsumexp in float64, a query and head at a time."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    k, v = k * by.get("k_scale", 1), v * by.get("v_scale", 1)
-    out, sums = np.zeros(q.shape), np.full(q.shape[:3], -np.inf)
-    for b, i, h in np.ndindex(q.shape[:3]):
-        own = lengths[b] - (q.shape[1] - 1 - i)
-        first = 0 if window is None else max(own - window, 0)
-        seen = slice(first, max(own if causal else lengths[b], 0))
-        head = h // (q.shape[2] // k.shape[2])
-        scores = k[b, seen, head] @ q[b, i, h] * (sm_scale or q.shape[3] ** -0.5)
-        if not scores.size:
-            continue
-        if soft_cap is not None:
-            scores = np.tanh(scores / soft_cap) * soft_cap
-        sums[b, i, h] = np.log(np.exp(scores - scores.max()).sum()) + scores.max()
-        out[b, i, h] = np.exp(scores - sums[b, i, h]) @ v[b, seen, head]
-    return out, sums
+    """Returns result and logsumexp: those of the last rows of each sequence."""
+    k, v = (np.asarray(x, np.float64) * by for x, by in ((k, k_scale), (v, v_scale)))
+    options |= {"window": None if window is None else (window - 1, None)}
+    options |= {"causal": causal, "align": "end", "kv_lengths": np.asarray(lengths)}
+    found = attention.reference(q, k, v, **options)
+    return found.out, np.swapaxes(found.logsumexp, 1, 2)
 
 
 def lengths_of(s: Shape):

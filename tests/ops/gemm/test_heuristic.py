@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pallas_gpu import arch
 from pallas_gpu.ops import MatmulConfig, SplitMatmulConfig
-from pallas_gpu.ops.gemm import choice, heuristic, table
+from pallas_gpu.ops.gemm import choice, heuristic
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
 
@@ -119,7 +119,7 @@ def test_more_rows_are_not_estimated_to_be_faster():
 
 def test_what_was_measured_is_chosen():
     p = problem(8192, 8192, 8192)
-    assert table.lookup(p) == choice.choose(p, None) != heuristic.choose(p)
+    assert choice.measured(p) == choice.choose(p, None) != heuristic.choose(p)
 
 
 def test_float32_is_transposed_by_xla_where_it_has_no_other_way():
@@ -141,6 +141,6 @@ def test_float32_is_transposed_by_xla_where_it_has_no_other_way():
 
 
 def test_the_table_is_for_products_like_those_measured():
-    assert table.lookup(problem(8192, 8192, 8192, "float32")) is None
-    assert table.lookup(problem(8192, 8192, 8192, epilogue=EPILOGUES[2])) is None
-    assert table.lookup(problem(8191, 8192, 8192)) is None
+    assert choice.measured(problem(8192, 8192, 8192, "float32")) is None
+    assert choice.measured(problem(8192, 8192, 8192, epilogue=EPILOGUES[2])) is None
+    assert choice.measured(problem(8191, 8192, 8192)) is None

@@ -14,7 +14,7 @@ import pytest
 
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
 from pallas_gpu.ops.moe import contracted, hopper
-from pallas_gpu.ops.moe.groups import Groups
+from pallas_gpu.ops.moe.groups import GroupedProblem, Groups
 from tests.support import ragged
 from tests.support.ragged import ROUNDING, normal
 
@@ -28,20 +28,13 @@ def _places(sizes, strip, columns=3):
     """Returns the group, tile of rows and column of each position."""
     config = dataclasses.replace(SMALL, strip=strip)
     rows = sum(sizes)
-    problem = hopper.Problem(
-        rows,
-        n=columns * config.tile_n,
-        k=32,
-        groups=len(sizes),
-        matrices=len(sizes),
-        dtype=jnp.float16,
-        out_dtype=jnp.float16,
-        config=config,
-    )
+    n, dtypes = columns * config.tile_n, (jnp.float16, jnp.float16)
+    number = {"groups": len(sizes), "matrices": len(sizes)}
+    schedule = hopper.Schedule(GroupedProblem(rows, n, 32, *dtypes, **number), config)
     tiles = [-(-size // config.block_m) for size in sizes]
     ends = (jnp.cumsum(jnp.array(x, jnp.int32)) for x in (sizes, tiles))
     groups = Groups(len(sizes), rows, 0, len(sizes), *ends)
-    found = jax.vmap(lambda position: problem.place(groups, position))(
+    found = jax.vmap(lambda position: schedule.place(groups, position))(
         jnp.arange(sum(tiles) * columns, dtype=jnp.int32)
     )
     return tiles, list(zip(*(x.tolist() for x in found), strict=True))
@@ -54,9 +47,9 @@ def _places(sizes, strip, columns=3):
 )
 def test_strips_leave_a_strip_for_each_block(m, n, groups, strip, blocks):
     dtypes = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)
-    given = {"groups": groups, "matrices": groups, "config": RaggedDotConfig()}
-    p = contracted.Problem(m, n, 8192, *dtypes, **given)
-    assert (p.strip, p.blocks) == (strip, blocks)
+    p = GroupedProblem(m, n, 8192, *dtypes, groups=groups, matrices=groups)
+    schedule = contracted.Schedule(p, RaggedDotConfig())
+    assert (schedule.strip, schedule.blocks) == (strip, blocks)
 
 
 @pytest.mark.parametrize("strip", [1, 2, 3, 1000])

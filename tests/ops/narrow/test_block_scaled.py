@@ -15,7 +15,6 @@ from pallas_gpu import errors
 from pallas_gpu.ops import BlockScaledMatmulConfig, block_scaled_matmul, quantize_blocks
 from pallas_gpu.ops.gemm.blackwell import Schedule
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow.block_scaled_blackwell import Shapes
 from tests.support import emulated, host
 from tests.support.semantics import BOTH, Lane, Warpgroup
 
@@ -99,19 +98,19 @@ def shapes(types=MXF8, **changes):
     *dtypes, block = types
     a, b, scale, out = (jnp.dtype(x) for x in (*dtypes, jnp.float32))
     problem = Problem(256, 512, 1024, a, out, right=b, scale_dtype=scale, group=block)
-    return Shapes(problem, config(tile_n=256, **changes))
+    return Schedule(problem, config(tile_n=256, **changes))
 
 
 @pytest.mark.parametrize("types", NAMES.values(), ids=NAMES)
 def test_two_accumulators_and_the_scales_fit_tensor_memory(types):
     made = shapes(types)
     scales = 3 * made.groups * 4
-    assert made.schedule.tmem_columns == 384
-    assert made.schedule.tmem_columns + scales <= 512
+    assert made.tmem_columns == 384
+    assert made.tmem_columns + scales <= 512
 
 
 def test_the_epilogue_reads_the_shared_columns_first():
-    schedule = shapes().schedule
+    schedule = shapes()
     half = range(0, 128, schedule.part_n)
     for which in (0, 1):
         parts = schedule.parts(which)
@@ -123,7 +122,7 @@ def test_the_epilogue_reads_the_shared_columns_first():
 
 def test_many_scales_leave_space_for_one_accumulator():
     changes = {"tile_k": 1024, "stages": 1, "collective": True}
-    assert shapes(NVF4, **changes).schedule.tmem_columns == 256
+    assert shapes(NVF4, **changes).tmem_columns == 256
     c = config(tile_n=256, **changes)
     check((256, 512, 1024), NVF4, c, executed=())
 

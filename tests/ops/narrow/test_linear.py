@@ -12,8 +12,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops import LinearFewConfig, LinearManyConfig, linear, quantize
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow.linear import default_config
-from pallas_gpu.ops.narrow.mixed import problem
 from tests.support import emulated, host
 from tests.support.narrow_products import scales
 from tests.support.semantics import BOTH, Warpgroup
@@ -311,6 +311,11 @@ def test_the_default_fits_with_small_groups(w_type, out):
     assert jax.eval_shape(run, *args).shape == (2048, n)
 
 
+def problem(tokens, n):
+    wide, narrow = jnp.dtype(BF16), jnp.dtype(jnp.int8)
+    return Problem(tokens, n, 4096, wide, wide, right=narrow)
+
+
 @pytest.mark.parametrize(
     ("tokens", "n", "blocks"),
     # 1792 pairs of tiles, 28 for each of 64 clusters; 162 pairs, 3 for each of 54; 8
@@ -318,16 +323,12 @@ def test_the_default_fits_with_small_groups(w_type, out):
     [(4096, 28672, 128), (4608, 2304, 108), (256, 256, 8)],
 )
 def test_the_default_has_no_more_blocks_than_save_a_turn(tokens, n, blocks):
-    types = map(jnp.dtype, (BF16, "int8", BF16))
-    assert default_config(problem(tokens, n, 4096, *types)).blocks == blocks
+    assert default_config(problem(tokens, n)).blocks == blocks
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 64])
 def test_few_tokens_have_a_kernel_of_their_own(tokens):
-    types = map(jnp.dtype, (BF16, "int8", BF16))
-    assert isinstance(
-        default_config(problem(tokens, 4096, 4096, *types)), LinearFewConfig
-    )
+    assert isinstance(default_config(problem(tokens, 4096)), LinearFewConfig)
 
 
 # --- rounding -------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import numpy as np
 from pallas_gpu import _jax
 from pallas_gpu.emulator.engine.pure import narrow
 from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
-from pallas_gpu.entry.product import FLOAT8, Problem
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import mma
+from pallas_gpu.primitives.tensor_cores.dot_general import FLOAT8, Problem
 
 
 @registry.register(mma.mma_p, registry.RuleKind.EMULATE)

@@ -163,42 +163,33 @@ def _produce(
     steps = minus(blocks.end, blocks.first)
     last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
 
-    def copy(step, source, ring):
-        slot = ring.fill(plus(before, step))
-        part, buffer = source(times(lax.sub(last, step), c.block_kv)), slot.buffers
-        if buffer.shape != part.shape:
-            buffer = buffer.at[plgpu.ds(0, c.block_kv)]
-        plgpu.copy_gmem_to_smem(part, buffer, slot.full, oob_mode=mode)
-
-    def blocks_of(ref):
-        def part(column):
-            first = plus(tile.kv_first, column)
-            return p.rows_of(ref, tile, first, c.block_kv, kv_head)
-
-        return part
-
-    def part_of_bias(column):
-        rows = plgpu.ds(tile.start, c.block_q) if p.has_matrix else 0
+    def part(name, column):
+        """Returns the rows of K or V, or the part of the bias, of a block."""
         columns = plgpu.ds(column, c.block_kv)
-        return p.bias_part(mem, tile, tile.head, rows, columns)
+        if name == "bias":
+            rows = plgpu.ds(tile.start, c.block_q) if p.has_matrix else 0
+            return p.bias_part(mem, tile, tile.head, rows, columns)
+        if name == "v" and p.narrow:
+            return mem.v.at[tile.batch, kv_head, :, columns]
+        first = plus(tile.kv_first, column)
+        return p.rows_of(mem.get(name), tile, first, c.block_kv, kv_head)
 
-    def copy_k(step):
-        copy(step, blocks_of(mem.k), mem.k_ring)
-        if p.bias is not None:
-            copy(step, part_of_bias, mem.bias_ring)
+    def copy(step, *names):
+        for name in names:
+            slot = mem.get(f"{name}_ring").fill(plus(before, step))
+            source = part(name, times(lax.sub(last, step), c.block_kv))
+            buffer = slot.buffers
+            if buffer.shape != source.shape:
+                buffer = buffer.at[plgpu.ds(0, c.block_kv)]
+            plgpu.copy_gmem_to_smem(source, buffer, slot.full, oob_mode=mode)
 
-    def transposed_v(column):
-        return mem.v.at[tile.batch, kv_head, :, plgpu.ds(column, c.block_kv)]
-
-    def copy_v(step):
-        copy(step, transposed_v if p.narrow else blocks_of(mem.v), mem.v_ring)
-
-    copy_k(np.int32(0))
+    with_k = ("k",) if p.bias is None else ("k", "bias")
+    copy(np.int32(0), *with_k)
 
     @plgpu.loop(1, steps)
     def _(step):
-        copy_k(step)
-        copy_v(plus(step, -1))
+        copy(step, *with_k)
+        copy(plus(step, -1), "v")
 
-    copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
+    copy(jnp.asarray(plus(steps, -1), jnp.int32), "v")
     return plus(before, steps)

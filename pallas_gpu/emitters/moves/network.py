@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bitonic network of compare and exchange, whose steps across threads are loops.
+
+K. Batcher, Sorting networks and their applications (1968). A thread has consecutive
+elements of a row, and the threads of a row follow each other: the bits of an element's
+index are those of the register, below those of the lane, below those of the warp. The
+steps of a thread's own elements are unrolled; those of lanes, whose distance may be in
+a register (`shfl.sync.bfly`), are one body, and so are those of warps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, scf
+
+from pallas_gpu.emitters import addressing, mbarrier, module
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements.convert import convert_value
+from pallas_gpu.emitters.moves import shuffle
+from pallas_gpu.emitters.moves.scratch import SmemScratch, require
+from pallas_gpu.emitters.registers import RegisterArray
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
+
+_WORD_BYTES = 4
+# What a comparison compares (PTX ISA, setp).
+_WIDE, _WIDEST_BITS = np.dtype(np.uint64), 64
+# The least scratch: four words (a granule of it).
+LEAST_BYTES = 16
+_ULT, _EQ, _NE = (
+    arith.CmpIPredicate.ult,
+    arith.CmpIPredicate.eq,
+    arith.CmpIPredicate.ne,
+)
+# Registers of each array.
+_Values = list[list[ir.Value]]
+
+
+def sort(
+    arrays: Sequence[RegisterArray],
+    axis: int,
+    n_keys: int,
+    elements: int,
+    scratch: SmemScratch | None,
+) -> list[RegisterArray]:
+    """Sorts arrays of unsigned integers along an axis.
+
+    PTX: comparisons in a thread, `shfl.sync.bfly` across lanes; across warps
+    `st.shared`, `barrier.sync`, `ld.shared`. All threads of the issuer execute it.
+
+    Args:
+      arrays: in `divided_layout(shape, axis, elements)`, the keys first.
+      axis, n_keys: see `primitives.moves.sorting`.
+      elements: of a row that a thread has.
+      scratch: SMEM for what warps exchange.
+    """
+    layout = arrays[0].layout
+    threads = layout.shape[axis] // elements
+    rows: dict[object, list[int]] = {}
+    for i, origin in enumerate(layout.origins):  # type: ignore[union-attr]
+        rows.setdefault((*origin[:axis], *origin[axis + 1 :]), []).append(i)
+    values = [list(x.values) for x in arrays]
+    types = [x.dtype for x in arrays]
+    last, both = slice(n_keys - 2, n_keys), types[n_keys - 2 : n_keys]
+    joins = len(both) == 2 and sum(map(dtypes.bits, both)) <= _WIDEST_BITS
+    if joins:
+        values[last], types[last] = [_joined(values[last], both)], [_WIDE]
+    network = _Network(
+        tuple(types),
+        list(rows.values()),
+        n_keys - joins,
+        elements,
+        threads.bit_length() - 1,
+        scratch,
+    )
+    values = network.sorted(values)
+    if joins:
+        values[n_keys - 2 : n_keys - 1] = _parted(values[n_keys - 2], both)
+    return [x.with_values(v) for x, v in zip(arrays, values, strict=True)]
+
+
+def _joined(values: _Values, types: Sequence[np.dtype]) -> list[ir.Value]:
+    """Two keys as one: a comparison instead of three."""
+    high, low = (
+        [convert_value(x, dtype, _WIDE) for x in v]
+        for v, dtype in zip(values, types, strict=True)
+    )
+    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, low[0])
+    return [arith.ori(arith.shli(a, shift), b) for a, b in zip(high, low, strict=True)]
+
+
+def _parted(values: list[ir.Value], types: Sequence[np.dtype]) -> _Values:
+    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, values[0])
+    high = [arith.shrui(x, shift) for x in values]
+    return [
+        [convert_value(x, _WIDE, dtype) for x in v]
+        for v, dtype in zip((high, values), types, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    """What all steps have in common.
+
+    Attributes:
+      dtypes: of the arrays.
+      rows: for each row the registers of its elements, in order.
+      n_keys: how many arrays are compared.
+      elements: of a row that a thread has, a power of two.
+      bits: of the index of a thread in its row.
+      scratch: SMEM for what warps exchange.
+    """
+
+    dtypes: tuple[np.dtype, ...]
+    rows: list[list[int]]
+    n_keys: int
+    elements: int
+    bits: int
+    scratch: SmemScratch | None
+
+    def sorted(self, values: _Values) -> _Values:
+        """Sorts the elements of each thread, then those of more and more threads."""
+        kernel = module.current()
+        block = 2
+        while block < self.elements:
+            down_in = functools.partial(_is_set, block)
+            values = self._merged(values, block // 2, down_in)
+            block *= 2
+        if self.elements > 1:
+            down: ir.Value | bool = self._bit(kernel.i32(0)) if self.bits else False
+            values = self._merged(values, self.elements // 2, lambda _: down)
+        if not self.bits:
+            return values
+
+        def stage(of: ir.Value, values: _Values) -> _Values:
+            """Sorts what 2**of threads have; `of` is from 1 on."""
+            # In the last stage no index has this bit: all ascend.
+            within = kernel.i32((1 << self.bits) - 1)
+            index = arith.andi(self._thread, within)
+            down = self._bit(of, index)
+            if self.bits > LANE_BITS:
+                lanes = kernel.i32(LANE_BITS)
+                first = arith.minui(of, lanes)
+                values = _loop(
+                    kernel.i32(0),
+                    arith.subi(of, first),
+                    values,
+                    lambda i, v: self._across(v, _below(of, i), down, self._of_warps),
+                )
+                of = first
+            values = _loop(
+                kernel.i32(0),
+                of,
+                values,
+                lambda i, v: self._across(v, _below(of, i), down, self._of_lanes),
+            )
+            return self._merged(values, self.elements // 2, lambda _: down)
+
+        return _loop(kernel.i32(1), kernel.i32(self.bits + 1), values, stage)
+
+    # --- steps ------------------------------------------------------------------------
+
+    def _merged(
+        self,
+        values: _Values,
+        distance: int,
+        descends: Callable[[int], ir.Value | bool],
+    ) -> _Values:
+        """Steps of a thread's own elements, from a distance down to 1."""
+        values = [list(v) for v in values]
+        while distance:
+            for row, e in itertools.product(self.rows, range(self.elements)):
+                if e & distance:
+                    continue
+                i, j = row[e], row[e | distance]
+                first, second = ([v[k] for v in values] for k in (i, j))
+                swaps = _differ(self._less(second, first), descends(e))
+                for v, a, b in zip(values, first, second, strict=True):
+                    v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
+            distance //= 2
+        return values
+
+    def _across(
+        self,
+        values: _Values,
+        bit: ir.Value,
+        descends: ir.Value,
+        exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
+    ) -> _Values:
+        """A step of threads whose indices differ in a bit."""
+        others = self._others(values, bit, exchanged)
+        is_second = arith.xori(self._bit(bit), descends)
+        result: _Values = [[] for _ in values]
+        for mine, theirs in zip(
+            zip(*values, strict=True), zip(*others, strict=True), strict=True
+        ):
+            takes = _differ(self._less(theirs, mine), is_second)
+            for new, own, other in zip(result, mine, theirs, strict=True):
+                new.append(arith.select(takes, other, own))
+        return result
+
+    def _less(self, a: Sequence[ir.Value], b: Sequence[ir.Value]) -> ir.Value:
+        """Whether keys are less than others, in lexicographic order."""
+        keys = list(zip(a, b, strict=True))[: self.n_keys]
+        result = arith.cmpi(_ULT, *keys[-1])
+        for x, y in keys[-2::-1]:
+            same = arith.andi(arith.cmpi(_EQ, x, y), result)
+            result = arith.ori(arith.cmpi(_ULT, x, y), same)
+        return result
+
+    # --- exchange ---------------------------------------------------------------------
+
+    def _others(
+        self,
+        values: _Values,
+        bit: ir.Value,
+        exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
+    ) -> _Values:
+        """What the threads have whose indices differ in a bit."""
+        mask = arith.shli(module.current().i32(1), bit)
+        words: list[ir.Value] = []
+
+        def collected(word: ir.Value) -> ir.Value:
+            words.append(word)
+            return word
+
+        def by_words(emit: Callable[[ir.Value], ir.Value]) -> _Values:
+            return [
+                [shuffle.by_words(x, dtype, emit) for x in v]
+                for v, dtype in zip(values, self.dtypes, strict=True)
+            ]
+
+        by_words(collected)
+        received = iter(exchanged(words, mask))
+        return by_words(lambda _: next(received))
+
+    def _of_lanes(self, words: list[ir.Value], mask: ir.Value) -> list[ir.Value]:
+        return [shuffle.from_other(word, mask) for word in words]
+
+    def _of_warps(self, words: list[ir.Value], mask: ir.Value) -> list[ir.Value]:
+        """Through scratch: as many words at once as it holds of all threads."""
+        scratch = require(self.scratch, LEAST_BYTES, "a sort across warps")
+        held = scratch.size_bytes // _WORD_BYTES
+        if held < THREADS:
+            return [self._in_parts(word, mask, scratch, held) for word in words]
+        other, result = arith.xori(self._thread, mask), []
+        own, theirs = (_pointer(scratch, place) for place in (self._thread, other))
+        for chunk in itertools.batched(words, held // THREADS):
+            # Threads may still be reading what an earlier use stored in the scratch.
+            mbarrier.warpgroup_barrier()
+            offsets = range(
+                0, len(chunk) * THREADS * _WORD_BYTES, THREADS * _WORD_BYTES
+            )
+            for word, offset in zip(chunk, offsets, strict=True):
+                llvm.store(word, addressing.offset_pointer(own, offset))
+            mbarrier.warpgroup_barrier()
+            result += [
+                llvm.load(word.type, addressing.offset_pointer(theirs, offset))
+                for word, offset in zip(chunk, offsets, strict=True)
+            ]
+        return result
+
+    def _in_parts(
+        self, word: ir.Value, mask: ir.Value, scratch: SmemScratch, held: int
+    ) -> ir.Value:
+        """A word of each thread, of a few threads at a time."""
+        kernel = module.current()
+        each = 1 << (held.bit_length() - 1)
+        shift, last = kernel.i32(each.bit_length() - 1), kernel.i32(each - 1)
+        other = arith.xori(self._thread, mask)
+        own, theirs = (
+            (arith.shrui(t, shift), _pointer(scratch, arith.andi(t, last)))
+            for t in (self._thread, other)
+        )
+
+        def part(i: ir.Value, values: _Values) -> _Values:
+            mbarrier.warpgroup_barrier()
+            stores = scf.IfOp(arith.cmpi(_EQ, own[0], i))
+            with ir.InsertionPoint(stores.then_block):
+                llvm.store(word, own[1])
+                scf.yield_([])
+            mbarrier.warpgroup_barrier()
+            read = llvm.load(word.type, theirs[1])
+            is_mine = arith.cmpi(_EQ, theirs[0], i)
+            return [[arith.select(is_mine, read, values[0][0])]]
+
+        rounds = kernel.i32(THREADS // each)
+        return _loop(kernel.i32(0), rounds, [[word]], part)[0][0]
+
+    # --- threads ----------------------------------------------------------------------
+
+    @property
+    def _thread(self) -> ir.Value:
+        return module.current().threads.warpgroup_thread
+
+    def _bit(self, bit: ir.Value, index: ir.Value | None = None) -> ir.Value:
+        """i1: a bit of the index of the thread."""
+        kernel = module.current()
+        index = self._thread if index is None else index
+        masked = arith.andi(arith.shrui(index, bit), kernel.i32(1))
+        return arith.cmpi(_NE, masked, kernel.i32(0))
+
+
+def _below(of: ir.Value, i: ir.Value) -> ir.Value:
+    """The bit of the i-th step of a stage, from the highest one down."""
+    return arith.subi(arith.subi(of, i), module.current().i32(1))
+
+
+def _differ(a: ir.Value, b: ir.Value | bool) -> ir.Value:
+    if b is False:
+        return a
+    b = dtypes.constant(True, dtypes.BOOL) if b is True else b
+    return arith.xori(a, dtypes.splat(b, 1))
+
+
+def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
+    offset = arith.muli(place, module.current().i32(_WORD_BYTES))
+    return addressing.offset_pointer(scratch.pointer, offset)
+
+
+def _is_set(bit: int, element: int) -> bool:
+    return bool(element & bit)
+
+
+def _loop(
+    low: ir.Value,
+    high: ir.Value,
+    values: _Values,
+    body: Callable[[ir.Value, _Values], _Values],
+) -> _Values:
+    flat = [x for v in values for x in v]
+    loop = scf.ForOp(low, high, module.current().i32(1), flat)
+
+    def arrays(found: Sequence[ir.Value]) -> _Values:
+        rest = iter(found)
+        return [[next(rest) for _ in v] for v in values]
+
+    with ir.InsertionPoint(loop.body):
+        results = body(loop.induction_variable, arrays(list(loop.inner_iter_args)))
+        scf.yield_([x for v in results for x in v])
+    return arrays(list(loop.results))

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops whose loads from GMEM are copies to SMEM, issued iterations before.
+
+`plgpu.loop(..., num_stages=n)` is traced as one operation, and becomes a loop with a
+ring of buffers in SMEM for each load: n - 1 iterations are copied before the loop; an
+iteration waits for its own copies, starts those of the iteration n - 1 after it, and
+reads its buffers where the body loads. Copies by TMA complete on a barrier of their
+slot. Those by cp.async are groups: an iteration has the same number of them always, of
+which those behind the end of the loop are empty.
+
+Indices that are loaded themselves travel in registers: an iteration loads those of the
+iteration n after it, so that nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import control, scope, scoped
+from pallas_gpu.entry.plain import sources, stages
+from pallas_gpu.primitives import _engines, cp_async, mbarrier, registers, rows, tma
+from pallas_gpu.primitives.indices import multiples
+from pallas_gpu.program.build import CALLS
+from pallas_gpu.program.rewrite import Retrace, settled, values_of
+
+_WHO = "loop"
+
+
+def results(
+    trace: Retrace, eqn: _jax.JaxprEqn, operands: list[Any], written: Sequence[bool]
+) -> list[Any]:
+    """Returns the last carry of a loop with `num_stages`.
+
+    Args:
+      trace: what traces the kernel again.
+      eqn: the loop.
+      operands: the values of its operands.
+      written: for each operand whether the kernel writes to it.
+
+    Raises:
+      UnsupportedError: none of its loads can be a copy ahead.
+    """
+    params, (n_consts, n_carry) = eqn.params, _jax.scan_arity(eqn.params)
+    mesh = scope.current_mesh(_WHO)
+    if not isinstance(mesh, types.Mesh):
+        raise errors.UnsupportedError(
+            "loop: num_stages is for kernels of GPUs",
+            expected="num_stages=1",
+            got=params["num_stages"],
+            hint="leave it out",
+        )
+    consts, carry = operands[:n_consts], operands[n_consts : n_consts + n_carry]
+    flat, tree = jax.tree.flatten((consts, carry))
+    n_flat = len(jax.tree.leaves(consts))
+    index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
+
+    def body(*leaves: Any) -> Any:
+        known = [sources.computed(x) for x in flat[:n_flat]]
+        given = [a if b is None else b for a, b in zip(leaves, known, strict=False)]
+        consts, carry = jax.tree.unflatten(tree, [*given, *leaves[n_flat:-1]])
+        return settled(trace.run(params["jaxpr"], [*consts, *carry, leaves[-1]]))
+
+    avals = [*map(jax.typeof, flat), index]
+    closed, out_tree = _jax.trace(body, avals)
+    closed, _ = _jax.trace(lambda *xs: _Inlined().run(closed, xs), avals)
+    is_written = [
+        w for x, w in zip(consts, written, strict=False) for _ in jax.tree.leaves(x)
+    ]
+    found = stages.LoopBody(closed, is_written)
+    trips = operands[-1] if params["length"] is None else params["length"]
+    last = _Loop(found, closed, flat[:n_flat], trips, params["num_stages"], mesh).run(
+        flat[n_flat:], params["unroll"], _jax.where(eqn)
+    )
+    return jax.tree.unflatten(out_tree, last)
+
+
+class _Inlined(Retrace):
+    """A body without calls."""
+
+    def is_replaced(self, eqn: _jax.JaxprEqn) -> bool:
+        return eqn.primitive.name in CALLS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copy:
+    """A copy that replaces a load.
+
+    Attributes:
+      load: the load.
+      by_tma: whether TMA carries it.
+      buffers: the declaration of its buffers.
+    """
+
+    load: stages.Load
+    by_tma: bool
+    buffers: types.ScratchType
+
+
+class _Loop:
+    """A loop with copies ahead.
+
+    Attributes of one run:
+      copies: what replaces loads.
+      refs: for each of them the buffers.
+      barrier: a barrier of each slot; None without copies by TMA.
+    """
+
+    def __init__(
+        self,
+        body: stages.LoopBody,
+        closed: _jax.ClosedJaxpr,
+        consts: Sequence[Any],
+        trips: Any,
+        num_stages: int,
+        mesh: types.Mesh,
+    ):
+        self._body, self._jaxpr, self._mesh = body, closed.jaxpr, mesh
+        self._consts, self._own = list(consts), _jax.consts_of(closed)
+        self._trips, self._asked = trips, num_stages
+        # With more stages a loop of few iterations would wait for no copy.
+        known = trips + 1 if isinstance(trips, int) else num_stages
+        self._stages = max(2, min(num_stages, known))
+        self._refs: list[Any] = []
+        self._barrier: Any = None
+
+    def run(self, carry: list[Any], unroll: Any, where: str | None) -> list[Any]:
+        """Runs the loop; returns the last carry."""
+        self._copies = self._chosen()
+        if not self._copies:
+            raise self._body.nothing(self._asked, where)
+        if isinstance(self._trips, int) and not self._trips:
+            return carry
+        loads = [copy.load for copy in self._copies]
+        sliced = self._body.slice_of(loads)
+        self._indexing = [e for e in sliced if e.primitive in sources.LOADS]
+        self._computing = [e for e in sliced if e.primitive not in sources.LOADS]
+        self._sliced, self._rest = sliced, self._body.without(loads)
+        declared: list[Any] = [copy.buffers for copy in self._copies]
+        n_tma = sum(copy.by_tma for copy in self._copies)
+        if n_tma:
+            declared.append(
+                types.Barrier(num_arrivals=n_tma, num_barriers=self._stages)
+            )
+
+        def within(*refs: Any) -> list[Any]:
+            self._refs = list(refs[: len(loads)])
+            self._barrier = refs[-1] if n_tma else None
+            return self._all(carry, unroll)
+
+        if self._mesh.warpgroups > 1 and not scope.in_warp():
+            return scoped.of_warpgroup(within, *declared)
+        return scoped.scoped(within, declared, {}, (), [""] * len(declared))
+
+    def _all(self, carry: list[Any], unroll: Any) -> list[Any]:
+        ahead = self._fill()
+
+        def iteration(i: Any, state: Any) -> Any:
+            carry, ahead = state
+            self._wait(i)
+            later = i + np.int32(self._stages - 1)
+            self._start(later, ahead, later < self._trips)
+            ahead = self._indices(later + np.int32(1))
+            return self._step(i, carry), ahead
+
+        with _jax.trace_without_ref_rules():
+            last, _ = control.counted_loop(
+                self._trips, iteration, (carry, ahead), unroll=unroll
+            )
+        return last
+
+    # --- copies -----------------------------------------------------------------------
+
+    def _fill(self) -> list[Any]:
+        """Starts the first copies; returns what the next ones are indexed with."""
+        static = isinstance(self._trips, int)
+        for i in range(self._stages - 1):
+            # As many stages as there are iterations, if these are known.
+            live = None if static else np.int32(i) < self._trips
+            self._start(np.int32(i), self._first_indices(i), live)
+        return self._first_indices(self._stages - 1)
+
+    def _first_indices(self, i: int) -> list[Any]:
+        if isinstance(self._trips, int) or not self._indexing:
+            return self._indices(np.int32(i))
+        avals = [v.aval for eqn in self._indexing for v in eqn.outvars]
+        # A loop without iterations loads nothing.
+        with _jax.trace_without_ref_rules():
+            return lax.cond(
+                self._trips > 0,
+                lambda: self._indices(np.int32(i)),
+                lambda: [jnp.zeros(a.shape, a.dtype) for a in avals],
+            )
+
+    def _indices(self, i: Any) -> list[Any]:
+        """Loads what the copies of an iteration are indexed with."""
+        if not self._indexing:
+            return []
+        known = self._known(self._clamped(i))
+        Retrace().evaluate(self._sliced, known)
+        return [known[v] for eqn in self._indexing for v in eqn.outvars]
+
+    def _clamped(self, i: Any) -> Any:
+        """Returns an iteration of the loop, the last one for those behind its end."""
+        return lax.min(jnp.asarray(i), jnp.asarray(self._trips - 1, jnp.int32))
+
+    def _start(self, i: Any, indices: Sequence[Any], live: Any) -> None:
+        """Starts the copies of an iteration, if it is one."""
+        known = self._known(self._clamped(i) if live is not None else i)
+        made = [v for eqn in self._indexing for v in eqn.outvars]
+        known.update(zip(made, indices, strict=True))
+        Retrace().evaluate(self._computing, known)
+
+        def start(by_tma: bool, predicate: Any) -> None:
+            for copy, ref in zip(self._copies, self._refs, strict=True):
+                if copy.by_tma is by_tma:
+                    self._copy(copy, ref.at[self._slot(i)], i, known, predicate)
+
+        if self._barrier is not None:
+            if live is None:
+                start(True, None)
+            else:
+                control.when(live)(lambda: start(True, None))
+        start(False, live)
+
+    def _copy(
+        self, copy: _Copy, slot: Any, i: Any, known: dict[Any, Any], predicate: Any
+    ) -> None:
+        source, eqn = copy.load.source, copy.load.eqn
+        options: dict[str, Any] = {}
+        if not source.has_rows:
+            exact = types.OOBFillMode.PROMISE_IN_BOUNDS
+            options["oob_mode"] = types.OOBFillMode.ZEROS if _is_masked(eqn) else exact
+            if not copy.by_tma:
+                options["implementation"] = types.AsyncCopyImplementation.CP_ASYNC
+        with _jax.at_line_of(eqn):
+            tma.copy_gmem_to_smem(
+                source.view(_reader(known)),
+                slot,
+                self._barrier.at[self._slot(i)] if copy.by_tma else None,
+                predicate=predicate,
+                **options,
+            )
+
+    def _wait(self, i: Any) -> None:
+        if self._barrier is not None:
+            mbarrier.barrier_wait(self._barrier.at[self._slot(i)])
+        groups = sum(not copy.by_tma for copy in self._copies)
+        if groups:
+            cp_async.wait_gmem_to_smem(groups * (self._stages - 2))
+
+    def _slot(self, i: Any) -> Any:
+        if isinstance(i, np.int32):
+            return int(i) % self._stages
+        return lax.rem(i, np.int32(self._stages))
+
+    # --- the body ---------------------------------------------------------------------
+
+    def _known(self, i: Any, carry: Sequence[Any] = ()) -> dict[Any, Any]:
+        """Returns the values of what an iteration starts with."""
+        ins, n = self._jaxpr.invars, len(self._consts)
+        known = dict(zip(self._jaxpr.constvars, self._own, strict=True))
+        known.update(zip(ins[:n], self._consts, strict=True))
+        known.update(zip(ins[n:-1], carry, strict=False))
+        return {**known, ins[-1]: i}
+
+    def _step(self, i: Any, carry: Sequence[Any]) -> list[Any]:
+        known, trace = self._known(i, carry), Retrace()
+        slots = {
+            id(copy.load.eqn): ref
+            for copy, ref in zip(self._copies, self._refs, strict=True)
+        }
+        for eqn in self._rest:
+            ref = slots.get(id(eqn))
+            if ref is None:
+                trace.evaluate([eqn], known)
+                continue
+            with _jax.at_line_of(eqn):
+                known[eqn.outvars[0]] = _read(eqn, ref.at[self._slot(i)], known)
+        return values_of(self._jaxpr.outvars, known)
+
+    # --- what carries copies ----------------------------------------------------------
+
+    def _chosen(self) -> list[_Copy]:
+        """Returns the copies; loads that nothing copies asynchronously are refused.
+
+        What is only an index of other loads is loaded before them.
+        """
+        copies: list[_Copy] = []
+
+        def try_all(*inputs: Any) -> None:
+            known = dict(zip(self._jaxpr.invars, inputs, strict=True))
+            known.update(zip(self._jaxpr.constvars, self._own, strict=True))
+            Retrace().evaluate(self._body.slice_of(self._body.loads), known)
+            for load in list(self._body.loads):
+                try:
+                    copies.append(self._copy_of(load, _reader(known)))
+                except stages.RefusedError as why:
+                    self._body.refuse(load, str(why))
+
+        _jax.trace(try_all, [v.aval for v in self._jaxpr.invars])
+        left = {id(e) for e in self._body.without([copy.load for copy in copies])}
+        return [copy for copy in copies if id(copy.load.eqn) in left]
+
+    def _copy_of(self, load: stages.Load, read: Callable[[Any], Any]) -> _Copy:
+        declared = _declaration(load, min(self._stages, self._asked))
+        # The second one: the first of all is aligned to more than others.
+        slot = types.RefView(declared.to_ref(), ()).at[1]
+        view, what = load.source.view(read), "copy_gmem_to_smem"
+        if load.source.has_rows:
+            if scope.in_warp():
+                raise stages.RefusedError("copies of rows are issued by a warpgroup")
+            found = rows.split(view, what)
+            assert found is not None
+            sides = (rows.row(_engines.Side.of(x)) for x in (found[0], slot))
+            _require_asynchronous(*sides)
+            return _Copy(load, False, declared)
+        _require_asynchronous(*map(_engines.Side.of, (view, slot)))
+        several = self._mesh.warpgroups > 1 and not scope.in_warp()
+        # What threads have stored another proxy does not see without a fence.
+        if several or load.is_written:
+            return _Copy(load, False, declared)
+        by_threads = _engines.threads_load(
+            view, slot, True, None, None, what, in_bounds=not _is_masked(load.eqn)
+        )
+        return _Copy(load, not by_threads, declared)
+
+
+def _require_asynchronous(gmem: _engines.Side, smem: _engines.Side) -> None:
+    window = gmem.window
+    known = window.at(window.starts, [*map(multiples.start_divisor, window.starts)])
+    gmem = dataclasses.replace(gmem, window=known)
+    try:
+        plan = _engines.check_threads(gmem, smem, store=False)
+    except errors.LayoutError as error:
+        raise stages.RefusedError(error.what) from None
+    if not plan.is_asynchronous:
+        raise stages.RefusedError(
+            f"it is known to start at multiples of {plan.chunk_bytes} bytes only, and "
+            "cp.async copies 4, 8 or 16: promise more with multiple_of"
+        )
+
+
+def _declaration(load: stages.Load, slots: int) -> types.ScratchType:
+    """Declares buffers: in tiles of the tensor core if it may read them."""
+    shape, dtype = tuple(load.result.shape), load.result.dtype
+    bits, transforms = types.itemsize_bits(dtype), tuple[Any, ...]()
+    in_tiles = len(shape) == 2 and shape[0] % 8 == 0 and shape[1] * bits % 256 == 0
+    if load.is_multiplied and in_tiles and bits >= 8:
+        swizzle = types.find_swizzle(shape[1] * bits)
+        transforms = (
+            types.TilingTransform((8, swizzle * 8 // bits)),
+            types.SwizzleTransform(swizzle),
+        )
+    declared = types.SMEM((slots, *shape), dtype, transforms=transforms)
+    return declared.as_internal()
+
+
+def _reader(known: dict[Any, Any]) -> Callable[[Any], Any]:
+    """Returns a function from variables and literals to values; scalars to numbers."""
+
+    def read(atom: Any) -> Any:
+        (value,) = values_of([atom], known)
+        is_number = not _jax.is_tracer(value) and np.ndim(value) == 0
+        return int(value) if is_number and not _is_ref(value) else value
+
+    return read
+
+
+def _is_ref(x: Any) -> bool:
+    return types.base_aval(x) is not None
+
+
+def _is_masked(eqn: _jax.JaxprEqn) -> bool:
+    if eqn.primitive is _jax.get_p:
+        return False
+    return sources.operands(eqn).get("mask") is not None
+
+
+def _read(eqn: _jax.JaxprEqn, slot: types.RefView, known: dict[Any, Any]) -> Any:
+    """Reads a buffer as the body loads the array."""
+    if eqn.primitive is _jax.get_p:
+        return slot.get()
+    params, given = eqn.params, sources.operands(eqn)
+    value = registers.load(
+        slot, layout=params["layout"], optimized=params.get("optimized")
+    )
+    if given.get("mask") is None:
+        return value
+    other = given.get("other")
+    (mask,) = values_of([given["mask"]], known)
+    other = 0 if other is None else values_of([other], known)[0]
+    return jnp.where(mask, value, jnp.asarray(other, value.dtype))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of products that wait in each iteration for what they load from GMEM."""
+
+from __future__ import annotations
+
+from pallas_gpu.lowering import slow
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.program.nodes import Kind, Op, Region
+
+_PRODUCTS = ("wgmma", "mma", "tcgen05_mma")
+_LOOPS = (Kind.FOR, Kind.WHILE)
+# Shorter loops, and smaller arrays than the operands of products, take little time.
+FEW_ITERATIONS, _FEW_ELEMENTS = 8, 1024
+HINT = (
+    "load ahead: plgpu.loop(..., num_stages=3), plgpu.emit_pipeline, or the grid of a "
+    "pallas_call"
+)
+
+
+def load(ctx: RuleContext, elements: int) -> None:
+    """Warns of a load from GMEM that the products of its loop wait for.
+
+    Args:
+      ctx: of the load.
+      elements: of the array.
+    """
+    loops = [(op, i) for op, i, _ in ctx.kernel.path if op.kind in _LOOPS]
+    if not loops or elements < _FEW_ELEMENTS:
+        return
+    loop, i = loops[-1]
+    body = loop.regions[i]
+    if loop.params.get("length", 0) < FEW_ITERATIONS:
+        # Nothing is known of the others.
+        return
+    if is_carried(ctx.op, body) or not _multiplies(body):
+        return
+    slow.warn(
+        "each iteration of a loop waits for what it loads from GMEM",
+        "the latency of memory in each iteration, unless other CTAs compute meanwhile",
+        f"{elements} elements, and products in the same loop",
+        HINT,
+        lambda: ctx.op.where,
+    )
+
+
+def is_carried(op: Op, body: Region) -> bool:
+    """Whether a loop only carries the results of an operation: the next one uses them.
+
+    Args:
+      op: the operation.
+      body: of the loop.
+    """
+    used = {x for other in body.ops for x in other.inputs}
+    return any(x in body.results for x in op.results) and not used & {*op.results}
+
+
+def _multiplies(region: Region) -> bool:
+    return any(
+        op.name in _PRODUCTS or any(map(_multiplies, op.regions)) for op in region.ops
+    )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations that move elements between the lanes of warps, and between warps."""
