@@ -55,7 +55,7 @@ def _check_copy(op: Op, kernel: Kernel) -> None:
         if access.space is HBM:
             _require_aligned(access)
         if kernel.params.tiling == "compact":
-            _require_tiles(access)
+            _require_tiles(access, kernel)
 
 
 def _require_pair(src: Access, dst: Access, kernel: Kernel) -> None:
@@ -159,7 +159,7 @@ def _require_row(table: Access, kernel: Kernel) -> None:
     )
 
 
-def _require_tiles(access: Access) -> None:
+def _require_tiles(access: Access, kernel: Kernel) -> None:
     """Raises for a part that libtpu does not divide into equal parts of tiles.
 
     An array of one column of tiles lies in memory row by row.
@@ -167,9 +167,12 @@ def _require_tiles(access: Access) -> None:
     window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
     if len(window.array_shape) < 2 or access.space not in _TILED:
         return
-    packed = WORD_BYTES // itemsize
-    for axis, tile in ((-2, COMPACT_ROWS), (-1, COMPACT_ROW)):
-        size, known = window.sizes[axis], window.multiples[axis]
+    tiles = ((-2, COMPACT_ROWS), (-1, COMPACT_ROW))
+    if all(window.sizes[axis] == window.array_shape[axis] for axis, _ in tiles):
+        return
+    packed, divisors = WORD_BYTES // itemsize, kernel.starts.divisors(access)
+    for axis, tile in tiles:
+        size, known = window.sizes[axis], divisors[axis]
         if size == window.array_shape[axis]:
             continue
         pairs = axis == -2 and (size % packed or known % packed)

@@ -19,7 +19,7 @@ from tests.support import tiers
 from tests.support.refusal import refused
 from tests.support.sparsecore import emitted, whole
 from tests.support.sparsecore.modules import CHIPS, needs_libtpu
-from tests.support.sparsecore.op_cases import CASES, MADE
+from tests.support.sparsecore.op_cases import ADD_F32, CASES, MADE
 
 
 def _arguments(name):
@@ -103,6 +103,16 @@ def test_xla_copies_a_table_only_if_its_rows_are_not_whole_tiles(width, copies):
     rows = np.zeros(512, np.int32)
     (build,) = whole.builds(ops.embedding_lookup, table, rows, target="tpu7x")
     assert (f"f32[1000,{width}]" in _copied(emitted.finished(build).hlo)) == copies
+
+
+@needs_libtpu
+def test_sums_of_wide_rows_compile():
+    data, segments = np.zeros((512, 256), np.float32), np.zeros(512, np.int32)
+    (build,) = whole.builds(
+        lambda *x: ops.segment_sum(*x, 100), data, segments, target="tpu7x"
+    )
+    kinds = {s.kind for s in emitted.finished(build).program.vector.streams}
+    assert ADD_F32 in kinds
 
 
 def _copied(hlo):
