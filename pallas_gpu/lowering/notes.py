@@ -42,6 +42,7 @@ class Access:
       transactions: of SMEM the wavefronts of an instruction of a warp, of GMEM the
         sectors; None where they depend on values.
       ideal: the fewest that the bytes take.
+      wasted: of GMEM the sectors of the whole access for one that its elements take.
       by_element: whether an address is computed for each element.
       is_internal: whether the array is scratch of this package.
       cycles: of one execution by a warpgroup, at most; those of `layouts.moves.rates`.
@@ -55,6 +56,7 @@ class Access:
     wide_bytes: int
     transactions: float | None
     ideal: float
+    wasted: float
     by_element: bool
     is_internal: bool
     cycles: float
@@ -191,6 +193,7 @@ def access(
         math.ceil(wide.elements_per_access * itemsize),
         plan.wavefronts_per_access,
         plan.ideal_wavefronts,
+        1.0,
         False,
         view.internal,
         wavefronts * rates.SMEM_WAVEFRONT,
@@ -224,6 +227,7 @@ def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
         math.ceil(taken * bits / 8),
         math.ceil(aligned * bits / 8),
         *each,
+        1.0 if requests is None else requests.wasted,
         False,
         False,
         cycles or 0.0,
@@ -258,6 +262,7 @@ def by_element(
         width,
         None,
         max(WARP_LANES * width / unit, 1.0),
+        1.0,
         adjacent == 1,
         in_smem and view.internal,
         cycles,

@@ -169,7 +169,9 @@ def _uncoalesced(
     where: Callable[[], str | None],
 ) -> None:
     requests = gmem.requests(view, layout)
-    if requests is None or requests.sectors < _SCATTERED * requests.ideal_sectors:
+    if requests is None or requests.wasted < _SCATTERED:
+        return
+    if requests.sectors < _SCATTERED * requests.ideal_sectors:
         return
     warn(
         f"a {kind} of GMEM is not coalesced",
