@@ -16,12 +16,7 @@ from pallas_gpu.program.nodes import Access
 
 
 class Starts:
-    """The starts of a body's accesses.
-
-    Args:
-      jaxpr: the body.
-      axes: names and sizes of the axes of its mesh.
-    """
+    """The starts of accesses of a body, on a mesh with axes of these sizes."""
 
     def __init__(self, jaxpr: _jax.Jaxpr, axes: Iterable[tuple[Any, int]]):
         self._jaxpr, self._axes = jaxpr, axes

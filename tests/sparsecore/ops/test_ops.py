@@ -76,6 +76,7 @@ def test_libtpu_makes_the_streams_that_were_written(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_memory_is_that_of_a_few_blocks(name):
+    _skip_in_a_tier(name)
     chips = CHIPS if tiers.runs_everything() else [tiers.one_of(name, CHIPS)]
     for chip in chips:
         most = collections.Counter()
@@ -161,7 +162,7 @@ _EXTREME = {
 @pytest.mark.parametrize("dtype", _EXTREME)
 @pytest.mark.parametrize("columns", [5, 40, 60, 104])
 def test_no_key_or_value_is_lost_to_padding(dtype, columns):
-    if not tiers.runs_everything() and columns != 60:
+    if not tiers.runs_everything() and (dtype, columns) != (np.float32, 60):
         pytest.skip("the padding of 60 columns is in a register that turns")
     for seed in range(5 if tiers.runs_everything() else 1):
         rng = np.random.default_rng(seed)
