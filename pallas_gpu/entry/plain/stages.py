@@ -167,7 +167,11 @@ class LoopBody:
         """Raises RefusedError unless a reference can be read before the iteration."""
         if ref not in self._written:
             raise RefusedError("its reference is one of an iteration")
-        if ref in self._own_writes:
+        if ref.aval.memory_space is None:
+            raise RefusedError(
+                "the kernel closes over its reference: pass it as an argument"
+            )
+        if references.may_be_among(ref, self._own_writes):
             raise RefusedError("the loop writes the array that it loads")
         if not self._written[ref]:
             return
@@ -197,14 +201,14 @@ class LoopBody:
         eqn = self.equations[i]
         if eqn.primitive in sources.LOADS:
             ref = sources.reference(eqn)
-            if getattr(ref.aval, "memory_space", None) not in _SPACES:
-                raise RefusedError(
-                    "its indices depend on a register or on tensor memory"
-                )
             try:
                 self._require_unwritten(ref)
             except RefusedError as why:
                 raise RefusedError(f"its indices are loaded, and {why}") from None
+            if ref.aval.memory_space not in _SPACES:
+                raise RefusedError(
+                    "its indices depend on a register or on tensor memory"
+                )
         elif not _is_pure(eqn):
             raise RefusedError(
                 f"its indices depend on {registry.called(eqn.primitive)}"
@@ -220,7 +224,7 @@ class LoopBody:
             f"{types.describe(_accessed(site.op).buffer.aval)} at {site.where}: {why}"
             for site, why in self.refused
         ]
-        got = "; ".join(lines) or "a body that loads no array from GMEM"
+        got = "; ".join(dict.fromkeys(lines)) or "a body that loads no array from GMEM"
         return errors.UnsupportedError(
             f"loop: num_stages={num_stages}, and no load can be a copy ahead",
             expected="a load of an array in GMEM, with indices that depend on the "
@@ -242,7 +246,8 @@ def _loads_array(op: Op) -> bool:
     """Whether an operation loads an array from GMEM."""
     if op.primitive not in sources.LOADS or not op.results[0].shape:
         return False
-    return any(x.space is types.GMEM for x in op.accesses)
+    # The memory of what a kernel closes over is not known yet: None.
+    return any(x.space in (types.GMEM, None) for x in op.accesses)
 
 
 def _acquires(op: Op) -> bool:

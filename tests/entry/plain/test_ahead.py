@@ -102,6 +102,23 @@ def test_rows_and_columns_may_be_computed_by_element():
     everywhere.run(body, [ROWS, X], X[ROWS // 2 + 1, 16:48].sum(0))
 
 
+@pytest.mark.parametrize(
+    "start", [np.uint8([250, 3]), np.float32([0.5, -0.5])], ids=["wraps", "rounds"]
+)
+@pytest.mark.parametrize("further", [0, 1])
+def test_indices_are_computed_in_their_own_type(start, further):
+    def rows(arange, start):
+        return (arange(8, dtype=start.dtype) + start).astype(np.int32) + further
+
+    x = RNG.integers(-9, 9, size=(264, 64)).astype(np.float32)
+
+    def body(start, x, o):
+        o[...] = summed(2, lambda i: x[rows(jnp.arange, start[i])], num_stages=2)
+
+    expected = sum(x[rows(np.arange, first)] for first in start)
+    everywhere.run(body, [start, x], expected)
+
+
 @pytest.mark.parametrize("other", [None, -5.0])
 def test_under_a_mask_copies_may_exceed_the_array(other):
     def body(x, o):
@@ -435,6 +452,11 @@ def emulated(body, *args, scratch=()):
     everywhere.emulate(body, args, OUT, *scratch)
 
 
+def emulated_ref(body):
+    ref = jax.new_ref(X)
+    plgpu.kernel(lambda x: body(ref, x), out_type=())(ref)
+
+
 @refused_by(emulated, X)
 def test_a_load_that_depends_on_the_carry(x, o):
     @plgpu.loop(0, 4, init_carry=(ZEROS, jnp.int32(0)), num_stages=3)  # HERE
@@ -450,6 +472,23 @@ def test_a_load_of_what_the_loop_writes(x, o):
     @plgpu.loop(0, 4, num_stages=2)  # HERE
     def _(i):
         o[...] = o[...] + x[i, 0]
+
+
+@refused_by(emulated, X, scratch=[plgpu.RefUnion(*[plgpu.SMEM((4,), jnp.int32)] * 2)])
+def test_a_load_of_indices_in_memory_that_the_loop_writes(x, o, union):
+    indices, others = union
+
+    @plgpu.loop(0, 4, num_stages=2)  # HERE
+    def _(i):
+        others[...] = jnp.full(4, i)
+        o[i] = x[indices[i], :]
+
+
+@refused_by(emulated_ref)
+def test_a_load_of_what_the_loop_writes_through_a_closure(closed_over, x):
+    @plgpu.loop(0, 4, num_stages=2)  # HERE
+    def _(i):
+        closed_over[i + 1] = x[i, :] + closed_over[plgpu.ds(i, 1)].sum()
 
 
 @refused_by(emulated, X)
