@@ -26,6 +26,7 @@ staged_loop_p.def_effectful_abstract_eval(
         {registry.KERNEL_EFFECT},
     )
 )
+staged_loop_p.def_impl(lambda *_, **__: scope.current_mesh("loop"))
 registry.refuse_vmap(staged_loop_p)
 
 
@@ -227,13 +228,18 @@ def bound_loop(
     """
     leaves, tree = jax.tree.flatten(init_carry)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
-    avals = [_jax.ShapedArray(x.shape, x.dtype) for x in leaves]
     index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
 
     def flat(index: Any, *carried: Any) -> Any:
         return iteration(index, jax.tree.unflatten(tree, carried))
 
+    avals = [*map(jax.typeof, leaves)]
     closed, out_tree = _jax.trace(flat, [index, *avals])
+    # As in loops of JAX, a Python number gets the type that the body makes of it.
+    promoted = [*map(_promoted, leaves, closed.out_avals)]
+    if out_tree == tree and [*map(id, promoted)] != [*map(id, leaves)]:
+        leaves, avals = promoted, [*map(jax.typeof, promoted)]
+        closed, out_tree = _jax.trace(flat, [index, *avals])
     _require_carry(who, body, tree, out_tree, avals, closed.out_avals)
     inner, n = _jax.convert_constvars_jaxpr(closed.jaxpr), len(closed.consts)
     ins = inner.invars
@@ -246,6 +252,12 @@ def bound_loop(
             jaxpr=inner, num_consts=n, num_carry=len(leaves), **params,
         )  # fmt: skip
     return jax.tree.unflatten(tree, results)
+
+
+def _promoted(first: jax.Array, after: Any) -> jax.Array:
+    if not first.weak_type or first.dtype == after.dtype:
+        return first
+    return first.astype(jnp.result_type(first, after.dtype))
 
 
 def _require_carry(

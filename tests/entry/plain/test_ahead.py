@@ -189,6 +189,20 @@ def test_a_loop_in_a_loop_with_stages_of_its_own():
     everywhere.run(body, [X, X], tiles(X, 5) + sums)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=str)
+@pytest.mark.parametrize("start", [0, 0.0])
+def test_a_carry_that_begins_as_a_number_gets_the_type_of_the_sum(start, dtype):
+    def body(x, o):
+        @plgpu.loop(0, 4, init_carry=start, num_stages=2)
+        def total(i, total):
+            return total + x[plgpu.ds(i * 8, 8), :].max()
+
+        o[...] = total[None]
+
+    x = X.astype(dtype)
+    everywhere.run(body, [x], x[:32].reshape(4, -1).max(1).sum(keepdims=True))
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_each_warpgroup_has_buffers_of_its_own(nested):
     def body(x, o):
@@ -541,9 +555,14 @@ def test_a_body_without_loads(x, o):
 
 @refused_by(emulated, X)
 def test_a_carry_of_another_type(x, o):
-    @plgpu.loop(0, 3, init_carry=0, num_stages=2)  # HERE
+    @plgpu.loop(0, 3, init_carry=jnp.int32(0), num_stages=2)  # HERE
     def _(i, carry):
         return carry + x[i, 0]
+
+
+@refused_by(lambda body: body())
+def test_a_loop_outside_a_kernel():
+    plgpu.loop(0, 3, num_stages=2)(lambda i: None)  # HERE
 
 
 @refused_by(emulated, np.zeros((4, 256, 64), np.float32))  # HERE
