@@ -27,6 +27,7 @@ from pallas_gpu.sparsecore.types.spaces import (
     SemaphoreRef,
     SemaphoreType,
     Space,
+    register_elements,
     require_stored,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "WORD_BYTES", "CompilerParams", "Indices", "NamedRows", "ScalarSubcoreMesh",
     "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space",
     "SparseCoreInfo", "SparseCoreRef", "SubcoreMesh", "SubcoreMeshes",
-    "VectorSubcoreMesh", "get_sparse_core_info", "require_stored",
+    "VectorSubcoreMesh", "get_sparse_core_info", "register_elements",
+    "require_stored",
 ]  # fmt: skip

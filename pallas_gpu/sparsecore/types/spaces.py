@@ -182,6 +182,12 @@ class Scratch(Declaration):
             )
 
 
+def register_elements(dtype: Any, lanes: int) -> int:
+    """Returns how many elements of a type a register has; of bools, those of words."""
+    dtype = jnp.dtype(dtype)
+    return lanes * WORD_BYTES // (WORD_BYTES if dtype == jnp.bool_ else dtype.itemsize)
+
+
 def require_stored(dtype: Any, what: str) -> None:
     """Raises DTypeError unless the memories of a SparseCore hold such elements."""
     dtype = jnp.dtype(dtype)

@@ -14,6 +14,7 @@ from pallas_gpu.sparsecore.emitters.values import Array, known
 from pallas_gpu.sparsecore.lowering.state import emits
 
 
+@emits(_jax.debug_print_p)
 @emits(debug.debug_print_p)
 def _debug_print(ctx: Any, *values: Array) -> list[Any]:
     """Logs the text in front of the value, and the value: a log has no format."""
@@ -23,11 +24,6 @@ def _debug_print(ctx: Any, *values: Array) -> list[Any]:
         given = [] if part is None else [part]
         tpu.log(given, line.texts[0].strip(), formatted=False)
     return []
-
-
-@emits(_jax.debug_print_p)
-def _jax_debug_print(ctx: Any, *values: Array) -> list[Any]:
-    return _debug_print(ctx, *values)
 
 
 @emits(debug.debug_check_p)
