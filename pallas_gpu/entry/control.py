@@ -27,7 +27,9 @@ staged_loop_p.def_effectful_abstract_eval(
     )
 )
 staged_loop_p.def_impl(lambda *_, **__: scope.current_mesh("loop"))
-registry.refuse_vmap(staged_loop_p)
+registry.refuse_vmap(
+    staged_loop_p, "plgpu.loop(num_stages=...)", "leave num_stages out"
+)
 
 
 @expect.arguments(condition=values.condition)

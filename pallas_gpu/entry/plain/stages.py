@@ -225,12 +225,15 @@ class LoopBody:
             for site, why in self.refused
         ]
         got = "; ".join(dict.fromkeys(lines)) or "a body that loads no array from GMEM"
+        change = "change the load"
+        if not lines:
+            change = "leave the array in GMEM: BlockSpec(memory_space=plgpu.GMEM)"
         return errors.UnsupportedError(
             f"loop: num_stages={num_stages}, and no load can be a copy ahead",
             expected="a load of an array in GMEM, with indices that depend on the "
             "loop's index, on values from before the loop and on loaded values",
             got=got,
-            hint="leave num_stages out, or change the load",
+            hint=f"leave num_stages out, or {change}",
             where=where,
         )
 

@@ -560,6 +560,16 @@ def test_a_carry_of_another_type(x, o):
         return carry + x[i, 0]
 
 
+@refused_by(emulated, X)
+def test_a_loop_under_vmap(x, o):
+    @jax.vmap
+    def rows(scale):
+        loop = plgpu.loop(0, 3, init_carry=scale, num_stages=2)
+        return loop(lambda i, total: total + x[i, :].sum())  # HERE
+
+    o[...] = rows(jnp.arange(8.0))[:, None]
+
+
 @refused_by(lambda body: body())
 def test_a_loop_outside_a_kernel():
     plgpu.loop(0, 3, num_stages=2)(lambda i: None)  # HERE
