@@ -21,13 +21,10 @@ from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import Site, walk
 
 _SPACES = (types.GMEM, types.SMEM)
-# Waits for what the issuer itself has started.
-_OWN_WAITS = (
-    "wait_gmem_to_smem",
-    "wait_smem_to_gmem",
-    "wgmma_wait",
-    "wait_load_tmem",
-)
+# Waits for what is in registers.
+_OF_REGISTERS = ("wgmma_wait", "wait_load_tmem")
+# After it a kernel sees what the one before has written, its inputs.
+_OF_INPUTS = "griddepcontrol_wait"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,10 +170,10 @@ class LoopBody:
             )
         if references.may_be_among(ref, self._own_writes):
             raise RefusedError("the loop writes the array that it loads")
-        if not self._written[ref]:
-            return
         for site in self._sites:
-            if _acquires(site.op):
+            if site.op.name == _OF_INPUTS or (
+                self._written[ref] and _acquires(site.op)
+            ):
                 raise RefusedError(
                     f"the loop waits by {registry.called(site.op.primitive)} "
                     f"({site.where}), perhaps for what writes the array"
@@ -256,7 +253,7 @@ def _loads_array(op: Op) -> bool:
 def _acquires(op: Op) -> bool:
     """Whether the issuer may see what others have written, from an operation on."""
     operation = op.operation
-    waits = operation is not None and operation.waits and op.name not in _OWN_WAITS
+    waits = operation is not None and operation.waits and op.name not in _OF_REGISTERS
     return waits or op.params.get("sem") in ("acquire", "acq_rel")
 
 

@@ -523,6 +523,24 @@ def test_a_load_of_what_is_written_before_a_wait(o, full):
         return total + o[plgpu.ds(i * 4, 4), :]
 
 
+@refused_by(emulated, X, TABLE, scratch=[plgpu.SMEM((12,), jnp.int32)])
+def test_a_load_of_indices_that_are_copied_before_a_wait(x, table, o, smem):
+    plgpu.copy_gmem_to_smem(table, smem)
+
+    @plgpu.loop(0, 8, num_stages=2)  # HERE
+    def _(i):
+        plgpu.wait_gmem_to_smem(0)
+        o[i] = x[smem[i], :]
+
+
+@refused_by(emulated, X)
+def test_a_load_of_what_the_kernel_before_may_write(x, o):
+    @plgpu.loop(0, 8, num_stages=2)  # HERE
+    def _(i):
+        plgpu.griddepcontrol_wait()
+        o[i] = x[i, :]
+
+
 @refused_by(emulated, X)
 def test_a_load_beyond_the_array(x, o):
     @plgpu.loop(0, 17, num_stages=3)
