@@ -139,10 +139,11 @@ def loop(
         references, also under a mask, and rows that an array of indices names. What
         such a load is indexed with may depend on the loop's index, on values from
         before the loop and on values that the body loads, but not on the carry; and
-        nothing in the loop writes the reference. Other loads stay as they are, as do
-        those of scalars and those in branches and inner loops. With one warpgroup, TMA
-        carries parts that it can address of references that the kernel does not write,
-        cp.async all others; each of several warpgroups has a ring of its own.
+        nothing in the loop writes the reference or waits for what writes it. Other
+        loads stay as they are, as do those of scalars, those in branches and inner
+        loops, and those of a `jax.Ref` that the kernel closes over. With one warpgroup,
+        TMA carries parts that it can address of references that the kernel does not
+        write, cp.async all others; each of several warpgroups has a ring of its own.
 
     Returns:
       The carry after the last iteration.
@@ -154,7 +155,8 @@ def loop(
         why.
       OutOfResources: the buffers do not fit the target.
       ArgumentTypeError: a bound is not an integer.
-      KernelError: without `init_carry` the function returns a value.
+      KernelError: without `init_carry` the function returns a value; with `num_stages`
+        it is called outside a kernel.
 
     Example:
       >>> @plgpu.loop(0, 8, init_carry=0.0)

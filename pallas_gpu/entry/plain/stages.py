@@ -3,7 +3,7 @@
 
 Those whose indices are known before the iteration: they depend on the loop's index, on
 what the loop does not change, and on values that are loaded from memory that the loop
-does not write. What computes the indices is the slice of a load.
+neither writes nor waits for. What computes the indices is the slice of a load.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class LoopBody:
         self._jaxpr = closed.jaxpr
         self._body = Equations(self._jaxpr)
         self.equations = self._body.listed
+        self._makers = {v: self.equations[i] for v, i in self._body.made.items()}
         index = self._jaxpr.invars[-1]
         consts = self._jaxpr.invars[: len(written)]
         self._invariant = {*consts, *self._jaxpr.constvars, index}
@@ -93,24 +94,20 @@ class LoopBody:
 
     def slice_of(self, loads: Iterable[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations that compute the indices of loads, in order."""
-        found: set[int] = set()
-        for load in loads:
-            for atom in load.source.atoms:
-                found |= self._slice(atom)
+        atoms = (x for load in loads for x in load.source.atoms)
+        found = frozenset[int]().union(*map(self._slice, atoms))
         return [self.equations[i] for i in sorted(found)]
 
     def without(self, loads: Sequence[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations of the body, less those that only such loads need."""
-        replaced = {id(load.eqn): load for load in loads}
+        replaced = {id(load.eqn) for load in loads}
         live = set(_variables(self._jaxpr.outvars))
         kept = []
         for eqn in reversed(self.equations):
             if _is_pure(eqn) and live.isdisjoint(eqn.outvars):
                 continue
             kept.append(eqn)
-            read = eqn.invars
-            if id(eqn) in replaced:
-                read = _mask(eqn)
+            read = _mask(eqn) if id(eqn) in replaced else eqn.invars
             live.update(_variables(read))
         return kept[::-1]
 
@@ -127,23 +124,19 @@ class LoopBody:
             inner = site.enclosing[-1].op.name
             raise RefusedError(f"it is in a {_CALLED.get(inner, inner)} in the body")
         eqn = site.eqn
-        found = sources.source(eqn, {v: self.equations[i] for v, i in self._made()})
+        found = sources.source(eqn, self._makers)
         if found is None:
             raise RefusedError(
                 "its indices name neither a part of the array nor rows of it"
             )
         self._require_unwritten(found.ref)
-        slices = (self._slice(atom) for atom in found.atoms)
-        sliced = [self.equations[i] for i in frozenset[int]().union(*slices)]
-        used = [*found.atoms, *(x for e in sliced for x in e.invars)]
-        if not any(x is self._jaxpr.invars[-1] for x in used):
-            raise RefusedError("each iteration loads the same: load it before the loop")
         # What a mask selects from is read to registers.
         is_multiplied = not _mask(eqn) and self._is_multiplied(eqn)
-        return Load(eqn, found, self._written[found.ref], is_multiplied)
-
-    def _made(self) -> Iterable[tuple[Any, int]]:
-        return self._body.made.items()
+        load = Load(eqn, found, self._written[found.ref], is_multiplied)
+        used = [*found.atoms, *(x for e in self.slice_of([load]) for x in e.invars)]
+        if not any(x is self._jaxpr.invars[-1] for x in used):
+            raise RefusedError("each iteration loads the same: load it before the loop")
+        return load
 
     def _is_multiplied(self, eqn: _jax.JaxprEqn) -> bool:
         (var,) = eqn.outvars
