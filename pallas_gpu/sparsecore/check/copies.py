@@ -13,6 +13,7 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import Access, Op
 from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.primitives.copies import copy_start_p, copy_wait_p
+from pallas_gpu.sparsecore.primitives.debug import print_reference_p
 from pallas_gpu.sparsecore.types import (
     HBM,
     MACHINE,
@@ -184,6 +185,29 @@ def _require_tiles(access: Access, kernel: Kernel) -> None:
             f"{jnp.dtype(access.dtype).name}{list(window.array_shape)}",
             hint="copy whole tiles, tell a start with plsc.multiple_of, or pass "
             'plsc.CompilerParams(tiling="sparsecore")',
+        )
+
+
+@registry.checks(print_reference_p, machine=MACHINE)
+def _check_print(op: Op, kernel: Kernel) -> None:
+    """Raises for a part of a reference that libtpu does not log."""
+    access = op.operands["ref"]
+    window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
+    shape = window.array_shape
+    if kernel.params.tiling != "compact" or access.space is SMEM:
+        return
+    if window.sizes[-2:] == shape[-2:]:
+        return
+    wide = len(shape) > 1 and shape[-1] > COMPACT_ROW
+    if itemsize < WORD_BYTES or (
+        wide and kernel.starts.divisors(access)[-1] % COMPACT_ROW
+    ):
+        raise errors.LayoutError(
+            "debug_print of a part of a reference that does not start with a tile",
+            expected="32-bit elements, and in the last dimension a start that is a "
+            f"multiple of {COMPACT_ROW}; or all of the last two dimensions",
+            got=f"{_shown(access)} of {list(shape)}",
+            hint='print whole rows, or pass plsc.CompilerParams(tiling="sparsecore")',
         )
 
 

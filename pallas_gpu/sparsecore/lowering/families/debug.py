@@ -10,8 +10,11 @@ from jaxlib.mosaic.python import tpu
 from pallas_gpu import _jax
 from pallas_gpu.primitives import debug, registers
 from pallas_gpu.primitives.sync import delay
+from pallas_gpu.sparsecore.emitters import memory
 from pallas_gpu.sparsecore.emitters.values import Array, known
-from pallas_gpu.sparsecore.lowering.state import emits
+from pallas_gpu.sparsecore.lowering.state import emits, operands
+from pallas_gpu.sparsecore.primitives.debug import print_reference_p
+from pallas_gpu.types import formats
 
 
 @emits(_jax.debug_print_p)
@@ -23,6 +26,14 @@ def _debug_print(ctx: Any, *values: Array) -> list[Any]:
     for part in parts or [None]:
         given = [] if part is None else [part]
         tpu.log(given, line.texts[0].strip(), formatted=False)
+    return []
+
+
+@emits(print_reference_p)
+def _print_reference(ctx: Any, *invals: Any) -> list[Any]:
+    part = operands(ctx, invals)["ref"]
+    text = formats.parse(ctx.op.params["fmt"]).texts[0].strip()
+    tpu.log_buffer(memory.view(part), list(part.shape), text)
     return []
 
 
