@@ -62,12 +62,15 @@ class LoopBody:
       refused: the other loads of arrays in GMEM, each with the reason.
     """
 
-    def __init__(self, closed: _jax.ClosedJaxpr, written: Sequence[bool]):
+    def __init__(
+        self, closed: _jax.ClosedJaxpr, written: Sequence[bool], authors: _jax.Jaxpr
+    ):
         """Analyses a body.
 
         Args:
           closed: the body.
           written: for each input that is a const whether the kernel writes it.
+          authors: the body as it was written, whose inner loops copy nothing ahead.
         """
         self._jaxpr = closed.jaxpr
         self._body = Equations(self._jaxpr)
@@ -78,6 +81,7 @@ class LoopBody:
         self._invariant = {*consts, *self._jaxpr.constvars, index}
         self._written = dict(zip(consts, written, strict=True))
         self._sites = walk(closed)
+        self._waits = [x for x in walk(authors) if _acquires(x.op)]
         self._own_writes = references.written(closed)
         self._slices: dict[int, frozenset[int]] = {}
         self.loads: list[Load] = []
@@ -163,10 +167,8 @@ class LoopBody:
             )
         if references.may_be_among(ref, self._own_writes):
             raise RefusedError("the loop writes the array that it loads")
-        for site in self._sites:
-            if site.op.name == _OF_INPUTS or (
-                self._written[ref] and _acquires(site.op)
-            ):
+        for site in self._waits:
+            if self._written[ref] or site.op.name == _OF_INPUTS:
                 raise RefusedError(
                     f"the loop waits by {registry.called(site.op.primitive)} "
                     f"({site.where}), perhaps for what writes the array"

@@ -286,6 +286,19 @@ def test_what_the_kernel_has_written_before_is_copied_by_threads():
     everywhere.run(body, [X], (tiles(2 * X, 5), 2 * X))
 
 
+def test_waits_of_an_inner_loop_are_for_its_own_copies():
+    def body(x, o, twice):
+        twice[...] = x[...] * 2
+
+        def tile(i):
+            inner = summed(2, lambda j: x[plgpu.ds((i + j) * 8, 8), :], num_stages=2)
+            return inner - twice[plgpu.ds(i * 8, 8), :]
+
+        o[...] = summed(5, tile, num_stages=2)
+
+    everywhere.run(body, [X], (tiles(X[8:], 5) - tiles(X, 5), 2 * X))
+
+
 def test_buffers_that_tma_cannot_address_are_filled_by_threads():
     def body(rows, x, o):
         def load(i):
