@@ -8,10 +8,10 @@ verifies afterwards. `options`, `plan` and `rules` are the same for every machin
 others are passes that the target's machine implements or omits (`lowering.machine`).
 NVIDIA's are:
 
-    results    warnings of what is left undefined            (lowering.undefined)
+    results    warnings of what is left undefined            (lowering.passes)
     composites operations that consist of others             (entry.expand)
     fences     fences between threads and copies in SMEM     (entry.memory.fences)
-    ranges     accesses whose elements are adjacent          (lowering.contiguous)
+    ranges     accesses whose elements are adjacent          (lowering.passes)
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
     host       tagged operations -> TMA descriptors          (emitters.program)
     cse        common subexpressions, dead code              (emitters.program)
@@ -34,8 +34,9 @@ from pallas_gpu import arch, errors
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import context, launch, machine, scratch, unchecked
+from pallas_gpu.lowering import context, launch, machine, scratch
 from pallas_gpu.lowering.machine import Build
+from pallas_gpu.lowering.passes import unchecked
 from pallas_gpu.program import text as program_text
 from pallas_gpu.program.build import region_of
 

@@ -55,6 +55,8 @@ def _access(
     }
     ratio = 1.0 if note.transactions is None else note.transactions / note.ideal
     in_smem = note.memory == "SMEM"
+    if not in_smem:
+        ratio = min(ratio, note.wasted)
     unit = "wavefronts" if in_smem else "sectors"
     if note.transactions is not None:
         facts[f"{unit}_per_request"] = note.transactions

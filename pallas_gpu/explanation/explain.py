@@ -76,7 +76,8 @@ def _explained(params: CallParams, target: arch.Target) -> KernelExplanation:
         warnings.simplefilter("ignore", errors.PerformanceWarning)
         model = Model.of(Build(params, target))
     raw = [each for finder in _FINDERS for each in finder(model)]
-    seconds = model.seconds + sum(each.lost_seconds for each in raw)
+    seconds = model.seconds
+    seconds += sum(each.lost_seconds for each in raw if not each.is_counted)
     found = [each.of_kernel(seconds) for each in raw]
     found.sort(key=lambda f: (not f.is_slow, -f.lost_seconds, -f.seconds))
     return KernelExplanation(

@@ -22,6 +22,8 @@ KINDS: tuple[Rule, ...] = (
          "A product is multiplied by mma.sync, and wgmma could multiply it.", "slow"),
     Rule("unpipelined-loads", _WARNING,
          "Each iteration of a loop waits for what it loads from GMEM.", "slow"),
+    Rule("short-ring", _WARNING,
+         "A ring of buffers has too few slots to hide the latency of memory.", "slow"),
     Rule("spill", _WARNING,
          "Registers are stored to local memory and loaded again.", "slow"),
     Rule("uncoalesced", _WARNING,
@@ -61,6 +63,8 @@ class SlowFinding:
       seconds: the estimated time that it takes in a launch.
       lost_seconds: the part that `hint` or better code would save, at most.
       share: `lost_seconds` of the estimated time of the kernel.
+      is_counted: whether the cost model's time of the kernel has `lost_seconds`, or it
+        comes on top.
       facts: figures, by names that end in their units.
     """
 
@@ -73,6 +77,7 @@ class SlowFinding:
     seconds: float = 0.0
     lost_seconds: float = 0.0
     share: float = 0.0
+    is_counted: bool = False
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

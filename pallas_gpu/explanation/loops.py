@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
@@ -12,6 +12,7 @@ from pallas_gpu.lowering.notes import Access
 from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime.stages import loop_around
+from pallas_gpu.testing import cost
 
 _WAITS = {
     "barrier_wait": "mbarrier",
@@ -36,8 +37,10 @@ def loops(model: Model) -> Iterator[SlowFinding]:
         if loop is not None and model.executed.get(site.op):
             inside.setdefault(loop, []).append(site)
     for loop, sites in inside.items():
-        yield _loop(model, loop, sites)
+        if model.iterations(loop) != 1:
+            yield _loop(model, loop, sites)
         yield from _unpipelined(model, loop, sites)
+    yield from _ring(model, inside)
 
 
 def _loop(model: Model, loop: Site, sites: Sequence[Site]) -> SlowFinding:
@@ -75,12 +78,11 @@ def _unpipelined(
     times = max(model.turns[site.op] for site in loads)
     lost = model.waiting(times)
     first = max(loads, key=_bytes)
-    by_tma = first.op in model.depths
     yield SlowFinding(
         BY_ID["unpipelined-loads"],
-        f"each of {iterations:g} iterations waits for {size:,.0f} bytes from GMEM"
-        + (": there is one buffer" if by_tma else ", which threads load"),
-        f"{len(loads)} load{'s' * (len(loads) > 1)} by {_path(first)}",
+        f"each of {iterations:g} iterations waits for {size:,.0f} bytes that threads "
+        "load from GMEM",
+        f"{len(loads)} load{'s' * (len(loads) > 1)} by ld.global",
         HINT,
         model.place(first),
         model.loops(first),
@@ -89,21 +91,54 @@ def _unpipelined(
         facts={
             "iterations": iterations,
             "bytes_per_iteration": size,
-            "path": _path(first),
+            "path": "ld.global",
             "ctas_per_sm": model.resident,
         },
     )
 
 
-def _path(site: Site) -> str:
-    return "ld.global" if len(site.op.accesses) == 1 else site.op.name
+def _ring(model: Model, inside: Mapping[Site, Sequence[Site]]) -> Iterator[SlowFinding]:
+    """Yields that buffers in SMEM are too few, of the loop that copies most."""
+    rings = {loop: [x for x in sites if x.op in model.depths]
+             for loop, sites in inside.items()}  # fmt: skip
+    moved = {loop: sum(model.turns[x.op] * _bytes(x) for x in copies)
+             for loop, copies in rings.items()}  # fmt: skip
+    loop = max(moved, key=lambda x: moved[x], default=None)
+    if loop is None or not moved[loop]:
+        return
+    copies, iterations = rings[loop], model.iterations(loop) or 0
+    first = max(copies, key=_bytes)
+    slots, size = model.depths[first.op], sum(map(_bytes, copies))
+    # Of n slots n - 1 are filled while one is read; with one slot they take turns.
+    wanted = max(int(slots) + 1, 3)
+    better = cost.estimate(model.build, more_slots=wanted - int(slots))
+    lost = max(model.estimate.seconds - better.seconds, 0.0)
+    if iterations < FEW_ITERATIONS or not lost:
+        return
+    yield SlowFinding(
+        BY_ID["unpipelined-loads" if slots < 2 else "short-ring"],
+        f"a ring of {slots:g} slot{'s' * (slots > 1)}, of {size:,.0f} bytes each, does "
+        "not hide the latency of memory",
+        f"{model.build.plan.smem_bytes:,} of {model.target.smem_bytes_per_block:,} "
+        "bytes of SMEM",
+        f"{wanted} slots: of smaller blocks, where SMEM has no room for them",
+        model.place(first),
+        model.loops(first),
+        lost,
+        lost,
+        is_counted=True,
+        facts={
+            "iterations": iterations,
+            "slots": slots,
+            "bytes_per_iteration": size,
+            "path": first.op.name,
+        },
+    )
 
 
 def _waits_for_load(model: Model, loop: Site, site: Site) -> bool:
     """Whether an operation loads from GMEM what the same iteration uses."""
     op = site.op
-    if op in model.depths:
-        return model.depths[op] < 2
     noted = model.notes.found.get(op, {})
     if not any(
         isinstance(note, Access) and note.memory == "GMEM" and note.kind == "load"

@@ -155,6 +155,11 @@ class Model:
         return max(min(self.occupancy.values()), 1)
 
     @property
+    def rounds(self) -> int:
+        """How many CTAs an SM executes one after another."""
+        return -(-self._ctas // (self.target.sm_count * self.resident))
+
+    @property
     def _ctas(self) -> int:
         params = self.build.params
         return params.mesh.blocks * math.prod(axis.size for axis in params.batch)
@@ -182,8 +187,7 @@ class Model:
           times: how often each warpgroup waits.
           cycles: of a wait.
         """
-        rounds = -(-self._ctas // (self.target.sm_count * self.resident))
-        waited = rounds * times * cycles / self.hertz
+        waited = self.rounds * times * cycles / self.hertz
         at_once = self.resident * self.build.params.mesh.warpgroups
         return max(waited - self.seconds * (at_once - 1) / at_once, 0.0)
 

@@ -147,11 +147,4 @@ def _reason(
             "multiply fewer columns at a time, or use more warpgroups",
             True,
         )
-    if model.build.params.mesh.warpgroups > 1:
-        return (
-            "an operand is a value, and one of several warpgroups has no scratch "
-            "memory to which it could be stored",
-            "store it to SMEM, and multiply that",
-            True,
-        )
     return None

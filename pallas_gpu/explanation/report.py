@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import html
 import json
@@ -78,8 +79,8 @@ class KernelExplanation:
                 yield f"   {label + ':':<6} {text}"
         for kind, notes in self.notes.items():
             yield f"{kind}:"
-            for note in notes[:_MOST_NOTES]:
-                yield f"   {one_line(note)}"
+            for line in notes[:_MOST_NOTES]:
+                yield f"   {line}"
             if len(notes) > _MOST_NOTES:
                 yield f"   and {len(notes) - _MOST_NOTES} more"
 
@@ -101,13 +102,17 @@ class KernelExplanation:
         return "; ".join(parts)
 
     @property
-    def notes(self) -> dict[str, list[SlowFinding]]:
-        """The findings that are not slow, by their kinds."""
-        found: dict[str, list[SlowFinding]] = {}
+    def notes(self) -> dict[str, list[str]]:
+        """The findings that are not slow, as lines, by their kinds."""
+        found: dict[str, collections.Counter[str]] = {}
         for note in self.findings:
             if not note.is_slow:
-                found.setdefault(note.kind.id, []).append(note)
-        return found
+                lines = found.setdefault(note.kind.id, collections.Counter())
+                lines[one_line(note)] += 1
+        return {
+            kind: [f"{n} times: {line}" if n > 1 else line for line, n in lines.items()]
+            for kind, lines in found.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,14 +173,15 @@ def _of_kernel(kernel: KernelExplanation) -> str:
             f"{html.escape(found.what)}</summary><table>{cells}</table></details>"
         )
     for kind, notes in kernel.notes.items():
-        items = "".join(f"<li>{html.escape(one_line(note))}</li>" for note in notes)
+        items = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
         parts.append(f"<details><summary>{kind}</summary><ul>{items}</ul></details>")
     return "".join(parts)
 
 
 def rows(found: SlowFinding) -> Iterator[tuple[str, str]]:
     """Yields what a report says of a finding beside its sentence."""
-    yield "at", ", ".join(filter(None, [str(found.at), *_loops(found)]))
+    at = str(found.at) or "code of this package"
+    yield "at", ", ".join([at, *_loops(found)])
     yield (
         "time",
         f"{_time(found.lost_seconds)}, {100 * found.share:.0f} % of the kernel's",

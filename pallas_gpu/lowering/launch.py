@@ -24,7 +24,7 @@ from pallas_gpu.entry.memory import fences
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import contiguous, inference, pressure, undefined, workspace
+from pallas_gpu.lowering import inference, pressure, workspace
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice.assigned import Assigned
 from pallas_gpu.lowering.choice.authored import Authored
@@ -32,6 +32,7 @@ from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
+from pallas_gpu.lowering.passes import contiguous, undefined
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.traits import multicasts, shares_smem
 from pallas_gpu.primitives.grids import griddepcontrol

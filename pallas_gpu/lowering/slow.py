@@ -17,7 +17,7 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.access_plan import Kind
-from pallas_gpu.lowering import measures, notes
+from pallas_gpu.lowering import notes
 from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 
 # Python's memory of the warnings that have been shown, by text and line.
@@ -49,7 +49,7 @@ def access(
       where: returns the line of the access.
       optimized: what its author has said of bank conflicts; None warns of them.
     """
-    notes.take(lambda: measures.access(view, layout, kind))
+    notes.take(lambda: notes.access(view, layout, kind))
     if optimized is not None or _is_internal(view):
         return
     _too_large(view, layout, where)
@@ -67,7 +67,7 @@ def access(
         warn(
             f"a {kind} of SMEM has bank conflicts",
             f"{degree:g} times the time of one without",
-            f"{measures.described(view)} in {describe(layout)}",
+            f"{notes.described(view)} in {describe(layout)}",
             "declare the array with a tiling and a swizzle, or with another minor "
             f"dimension; or accept it with plgpu.{kind}(..., optimized=False)",
             where,
@@ -84,13 +84,13 @@ def through_tiles(
     where: Callable[[], str | None],
 ) -> None:
     """Warns of an access that computes the address of each element."""
-    notes.take(lambda: measures.by_element(view, layout, kind))
+    notes.take(lambda: notes.by_element(view, layout, kind))
     if _is_internal(view):
         return
     warn(
         f"a {kind} of a part of a tiled SMEM array cuts through its tiles",
         "an address is computed for each element",
-        f"{measures.described(view)}, {view.layout.description}",
+        f"{notes.described(view)}, {view.layout.description}",
         "start at multiples of the tile and take whole tiles: write a dynamic start as "
         "a product, or as plgpu.multiple_of(start, rows)",
         where,
@@ -101,7 +101,7 @@ def copied_by_threads(
     plan: ThreadCopy, view: gmem.GmemView, where: Callable[[], str | None]
 ) -> None:
     """Notes a copy by threads, and warns if its parts are too narrow for cp.async."""
-    notes.take(lambda: measures.copy(plan, view))
+    notes.take(lambda: notes.copy(plan, view))
     if plan.is_asynchronous:
         return
     width = plan.chunk_bytes
@@ -109,7 +109,7 @@ def copied_by_threads(
         f"threads copy a part of GMEM {width} byte{'s' * (width > 1)} at a time",
         f"{_WIDEST_BYTES // width} times as many instructions as 16 bytes at a time, "
         "through registers",
-        measures.described(view),
+        notes.described(view),
         "start and end rows at multiples of 4 bytes, or of 16 bytes for TMA: pad the "
         "array's minor dimension",
         where,
@@ -156,7 +156,7 @@ def _too_large(view: Any, layout: Placement, where: Callable[[], str | None]) ->
             f"{taken} registers of each thread, which has {_MOST_REGISTERS}: unless "
             "elements are used one after the other, ptxas spills, which a warning "
             "after compilation then says",
-            measures.described(view),
+            notes.described(view),
             "load it in parts, or use more warpgroups",
             where,
         )
@@ -169,14 +169,16 @@ def _uncoalesced(
     where: Callable[[], str | None],
 ) -> None:
     requests = gmem.requests(view, layout)
-    if requests is None or requests.sectors < _SCATTERED * requests.ideal_sectors:
+    if requests is None or requests.wasted < _SCATTERED:
+        return
+    if requests.sectors < _SCATTERED * requests.ideal_sectors:
         return
     warn(
         f"a {kind} of GMEM is not coalesced",
         f"{requests.sectors / requests.ideal_sectors:g} times the bytes: an access of "
         f"a warp takes {requests.sectors / requests.number:g} sectors of 32 bytes, and "
         f"its elements would fit {requests.ideal_sectors / requests.number:g}",
-        f"{measures.described(view)} in {describe(layout)}",
+        f"{notes.described(view)} in {describe(layout)}",
         "access adjacent elements along the minor dimension: give it more of the "
         "block, or copy whole rows to SMEM and transpose there",
         where,
@@ -195,7 +197,7 @@ def _unaligned(
         warn(
             f"a {kind} of {memory} does not start at a known multiple of its width",
             f"{aligned // taken} times as many instructions as an aligned one",
-            measures.described(view),
+            notes.described(view),
             "start at a multiple; write a dynamic start as a product, or as "
             f"plgpu.multiple_of(start, {aligned})",
             where,

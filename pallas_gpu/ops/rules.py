@@ -49,7 +49,7 @@ def result_type(
     raise errors.DTypeError(
         f"{who}: {what} cannot have this type",
         expected=expected or ", ".join(x.name for x in allowed),
-        got=expect.shown(dtype),
+        got=found if dtype is not None and found else expect.shown(dtype),
         hint=hint,
     )
 

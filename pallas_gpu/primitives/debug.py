@@ -74,7 +74,7 @@ def debug_print(fmt: str, *args: Any) -> None:
     """
     line = formats.line_of(fmt, len(args), {}, {})
     if line is None:
-        raise _mismatch(fmt, len(args))
+        raise mismatch(fmt, len(args))
     line, given = _with_places(line, args)
     require_printable(line, [jax.typeof(value) for value in given])
     ops.bind(debug_print_p, given, fmt=str(line))
@@ -108,7 +108,8 @@ def _with_places(
     return formats.Line(tuple(texts), tuple(fields)), tuple(given)
 
 
-def _mismatch(fmt: str, count: int) -> errors.ArgumentError:
+def mismatch(fmt: str, count: int) -> errors.ArgumentError:
+    """Returns the error for a format with other placeholders than values."""
     return errors.ArgumentError(
         "debug_print: the format does not match the values",
         expected=f"{count} times {{}}, or the values' positions, such as {{0}}, each "
@@ -175,7 +176,7 @@ def line_of_jax(params: dict[str, Any]) -> formats.Line:
     texts = {i: static[leaf] for i, leaf in enumerate(given) if leaf in static}
     line = formats.line_of(params["fmt"], len(args), names, texts)
     if line is None:
-        raise _mismatch(params["fmt"], len(given))
+        raise mismatch(params["fmt"], len(given))
     dynamic = [leaf for leaf in leaves if leaf not in static]
     fields = (
         dataclasses.replace(field, value=dynamic.index(given[field.value]))

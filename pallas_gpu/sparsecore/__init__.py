@@ -19,6 +19,7 @@ from pallas_gpu.sparsecore.pipeline.partition import (
     PARALLEL as PARALLEL,
 )
 from pallas_gpu.sparsecore.primitives.copies import *
+from pallas_gpu.sparsecore.primitives.debug import *
 from pallas_gpu.sparsecore.primitives.gathers import *
 from pallas_gpu.sparsecore.primitives.loops import *
 from pallas_gpu.sparsecore.primitives.packing import *
@@ -47,7 +48,6 @@ from pallas_gpu.entry.control import (
     when as when,
 )
 from pallas_gpu.entry.integers import cdiv as cdiv
-from pallas_gpu.primitives.debug import debug_print as debug_print
 from pallas_gpu.primitives.registers import multiple_of as multiple_of
 from pallas_gpu.primitives.sync.delay import delay as delay
 from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds

@@ -74,19 +74,20 @@ class Estimate:
     reason: str = ""
 
 
-def estimate(build: Build, config: Any = None) -> Estimate:
+def estimate(build: Build, config: Any = None, more_slots: int = 0) -> Estimate:
     """Estimates the time of a kernel whose memory is planned.
 
     Args:
       build: the kernel after the stage `plan`.
       config: for the result.
+      more_slots: as if each ring of buffers had that many more.
     """
     params, target = build.params, build.target
     assert isinstance(target, arch.GpuTarget)
     mesh = params.mesh
     ctas = mesh.blocks * math.prod(axis.size for axis in params.batch)
     residency = resources.residency(build.plan, target, mesh)
-    each = [_cta(build, position) for position in positions(mesh)]
+    each = [_cta(build, position, more_slots) for position in positions(mesh)]
     mean = Work()
     for work, _, _, _ in each:
         mean.add(work, 1 / len(each))
@@ -142,7 +143,7 @@ def positions(mesh: Any) -> list[dict[Any, int]]:
 
 
 def _cta(
-    build: Build, position: dict[Any, int]
+    build: Build, position: dict[Any, int], more_slots: int
 ) -> tuple[Work, dict[str, float], float, int]:
     """Returns a CTA's work, cycles of the SM's units and of a chain, and registers."""
     params = build.params
@@ -157,7 +158,7 @@ def _cta(
         parts.append(work)
         own = counter.registers or accumulators + _OTHER_REGISTERS
         registers += WARPGROUP_THREADS * own
-        alone, overlapped = _copying(work, counter.buffers)
+        alone, overlapped = _copying(work, counter.buffers, more_slots)
         serial, piped = serial + alone, max(piped, overlapped)
     vector = total.elements / WARPGROUP_THREADS
     smem = total.smem_bytes / SMEM_BYTES_PER_CYCLE
@@ -178,7 +179,9 @@ def _cta(
     return total, units, serial + max(piped, *chains), registers
 
 
-def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
+def _copying(
+    work: Work, buffers: Mapping[int, Buffer], more_slots: int
+) -> tuple[float, float]:
     """Returns the cycles of copies that nothing overlaps, and of those in rings.
 
     The buffers of one barrier are filled together. Of a ring of n, n - 1 can be filled
@@ -189,6 +192,7 @@ def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
         ring = {n: b for n, b in buffers.items() if b.barrier == barrier}
         step_bytes = sum(buffer.copy_bytes for buffer in ring.values())
         depth = sum(buffer.num_bytes for buffer in ring.values()) / step_bytes
+        depth += more_slots
         steps = sum(work.fills.get(number, 0.0) for number in ring) / step_bytes
         latency = _LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE
         if any(buffer.is_shared for buffer in ring.values()):

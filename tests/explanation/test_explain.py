@@ -17,6 +17,7 @@ from pallas_gpu import errors, ops
 from pallas_gpu.__main__ import main
 from pallas_gpu.explanation.report import SCHEMA_VERSION
 from pallas_gpu.runtime import stages
+from tests.ops import test_compiled
 from tests.support.slow_kernels import CASES, gathered_ahead
 from tools import rules_table
 from tools.source_tree import ROOT
@@ -155,3 +156,10 @@ def test_a_warning_has_the_line(name, recwarn):
     said = [w for w in recwarn if WARNINGS[name] in str(w.message)]
     lines = {(w.filename.rpartition("/")[2], w.lineno) for w in said}
     assert lines == {("slow_kernels.py", case.line)}
+
+
+def test_what_is_slow_in_ready_kernels_is_no_warning():
+    row = test_compiled.OTHERS["linear, 16 tokens, int8, groups True"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.PerformanceWarning)
+        plgpu.offline.lower(row.call, *row.args)

@@ -197,6 +197,24 @@ def _lonely():
     )
 
 
+def one_buffer(x, o, tile, loaded):
+    @plgpu.loop(0, 64, init_carry=jnp.zeros((64, 128), F32))
+    def total(i, acc):
+        plgpu.copy_gmem_to_smem(x.at[i], tile, loaded)  # slow
+        plgpu.barrier_wait(loaded)
+        return acc + jnp.exp(tile[...])
+
+    o[...] = total
+
+
+def _one_buffer():
+    return plgpu.kernel(
+        one_buffer,
+        out_type=_array(64, 128),
+        scratch_types=[plgpu.SMEM((64, 128), F32), plgpu.Barrier()],
+    )
+
+
 CASES = {
     "a value shared by warpgroups": Slow(
         "mma-sync",
@@ -211,6 +229,13 @@ CASES = {
         gathered,
         (_array(512, 64, 64, dtype=BF16), _array(64, dtype=jnp.int32)),
         {"iterations": 64, "bytes_per_iteration": 64 * 64 * 2},
+    ),
+    "one buffer": Slow(
+        "unpipelined-loads",
+        _one_buffer,
+        one_buffer,
+        (_array(64, 64, 128),),
+        {"slots": 1, "bytes_per_iteration": 64 * 128 * 4},
     ),
     "a spill in a loop": Slow(
         "spill", _spilling, spilling, (_array(65, 64, 320),), {"in_loop": True}

@@ -22,16 +22,17 @@ _EMULATE = registry.RuleKind.EMULATE
 
 @registry.register(debug.debug_print_p, _EMULATE)
 def _debug_print(_: Warpgroup, values: Any, fmt: str, **__: Any) -> None:
-    _print(formats.parse(fmt), values)
+    print_line(formats.parse(fmt), values)
 
 
 @registry.register(_jax.debug_print_p, _EMULATE)
 def _debug_print_of_jax(_: Warpgroup, values: list[Any], **params: Any) -> tuple:
-    _print(debug.line_of_jax(params), values)
+    print_line(debug.line_of_jax(params), values)
     return ()
 
 
-def _print(line: formats.Line, values: Sequence[Any]) -> None:
+def print_line(line: formats.Line, values: Sequence[Any]) -> None:
+    """Prints a line, or one for each element of the arrays among the values."""
     arrays = [np.asarray(value) for value in values]
     found = line.conversions([x.dtype for x in arrays])
     shape = next((x.shape for x in arrays if x.shape), ())

@@ -172,11 +172,14 @@ class Requests(NamedTuple):
       number: of instructions.
       sectors: that they transfer, all together.
       ideal_sectors: the fewest that hold the elements.
+      wasted: the sectors of all requests together for one that the elements take: the
+        L1 cache has what several requests need.
     """
 
     number: int
     sectors: int
     ideal_sectors: float
+    wasted: float
 
 
 @functools.lru_cache(maxsize=1024)
@@ -187,7 +190,9 @@ def gmem_requests(plan: GmemAccess, bits: int) -> Requests:
     moved = len(starts) + int((sectors[:, 1:] != sectors[:, :-1]).sum())
     different = len(starts) + int((starts[:, 1:] != starts[:, :-1]).sum())
     needed = different * plan.elements_per_access * bits / (8 * rates.SECTOR_BYTES)
-    return Requests(len(starts), moved, max(needed, len(starts)))
+    elements = len(np.unique(starts)) * plan.elements_per_access * bits
+    wasted = len(np.unique(sectors)) * 8 * rates.SECTOR_BYTES / elements
+    return Requests(len(starts), moved, max(needed, len(starts)), wasted)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -215,10 +215,12 @@ def _carries(node: Node, carry: Sequence[Any], inputs: Sequence[Any]) -> list[Ca
     return carries
 
 
-def _take_results(node: Node, results: Sequence[Any], carries: Sequence[Carry]) -> None:
-    for i, (x, (_, variable)) in enumerate(zip(results, carries, strict=True)):
+def _take_results(
+    node: Node, results: Sequence[Any], made: Sequence[Carry], role: str = "yielded"
+) -> None:
+    for i, (x, (_, variable)) in enumerate(zip(results, made, strict=True)):
         if variable is not None:
-            node.take(x, variable, f"yielded {i}")
+            node.take(x, variable, f"{role} {i}")
 
 
 def _made(node: Node, carries: Sequence[Carry]) -> list[Any]:
@@ -242,18 +244,13 @@ def _looping(node: Node, trips: int) -> Iterator[None]:
 
 @relates("cond")
 def _relate_branch(node: Node, index: Any, *args: Any) -> list[Any]:
-    results = node.op.results
     chosen = [
-        node.variable(x, f"result {i}") if x.shape else None
-        for i, x in enumerate(results)
+        (x, node.variable(x, f"result {i}") if x.shape else None)
+        for i, x in enumerate(node.op.results)
     ]
     for branch in range(len(node.op.regions)):
-        for i, (x, variable) in enumerate(
-            zip(node.run(branch, args), chosen, strict=True)
-        ):
-            if variable is not None:
-                node.take(x, variable, f"branch {branch} {i}")
+        _take_results(node, node.run(branch, args), chosen, f"branch {branch}")
     return [
         node.scalar(x, i) if variable is None else node.make(variable, x, i)
-        for i, (x, variable) in enumerate(zip(results, chosen, strict=True))
+        for i, (x, variable) in enumerate(chosen)
     ]

@@ -46,7 +46,7 @@ for _primitive in (debug.debug_print_p, _jax.debug_print_p):
 
 @emits(debug.debug_check_p)
 def _debug_check(ctx: RuleContext, *invals: Any) -> list[Any]:
-    """Emits the check; `lowering.unchecked` has removed those that are not enabled."""
+    """Emits the check; `passes.unchecked` has removed those that are not enabled."""
     params = ctx.kernel.params
     condition = ctx.operands(invals)["condition"]
     names = [name for name, _ in params.mesh.axes if name is not None]

@@ -86,7 +86,7 @@ def require(jaxpr: _jax.Jaxpr, kernel: Kernel) -> None:
     )
     for what, count, most in rows:
         if count > most:
-            shown = ", ".join(f"{s.name} {n}" for s, n in sorted_by_name(found))
+            shown = ", ".join(sorted(f"{space.name} {n}" for space, n in found.items()))
             raise errors.OutOfResources(
                 f"kernel {kernel.name} does not fit {chip.name}: {what}",
                 expected=f"at most {most} words",
@@ -99,8 +99,3 @@ def require(jaxpr: _jax.Jaxpr, kernel: Kernel) -> None:
                 limit_bytes=most * WORD_BYTES,
                 used_bytes=count * WORD_BYTES,
             )
-
-
-def sorted_by_name(found: Counter[Space]) -> list[tuple[Space, int]]:
-    """Returns the words of each memory, sorted."""
-    return sorted(found.items(), key=lambda pair: pair[0].name)

@@ -13,6 +13,7 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import Access, Op
 from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.primitives.copies import copy_start_p, copy_wait_p
+from pallas_gpu.sparsecore.primitives.debug import print_reference_p
 from pallas_gpu.sparsecore.types import (
     HBM,
     MACHINE,
@@ -55,7 +56,7 @@ def _check_copy(op: Op, kernel: Kernel) -> None:
         if access.space is HBM:
             _require_aligned(access)
         if kernel.params.tiling == "compact":
-            _require_tiles(access)
+            _require_tiles(access, kernel)
 
 
 def _require_pair(src: Access, dst: Access, kernel: Kernel) -> None:
@@ -127,39 +128,34 @@ def _check_rows(op: Op, kernel: Kernel) -> None:
 
 def _require_row(table: Access, kernel: Kernel) -> None:
     """Raises for a row that no stream moves under the kernel's tiling."""
-    dtype, row = jnp.dtype(table.dtype), table.window.shape[1:]
-    columns = table.window.array_shape[1:]
-    if kernel.params.tiling == "sparsecore":
-        if table.window.sizes[1:] != columns:
-            raise errors.LayoutError(
-                "parts of rows that indices name, under the tiling of SparseCores",
-                expected="whole rows",
-                got=f"{list(row)} of rows of {dtype.name}{list(columns)}",
-                hint="gather the rows, and take the part of them in VMEM",
-            )
-        return
-    words_only = dtype.itemsize != WORD_BYTES
-    if table.space is VMEM_SHARED and columns and columns[-1] > COMPACT_ROW:
-        raise errors.LayoutError(
-            "rows of VMEM_SHARED that a stream cannot move under compact tiling",
-            expected=f"a last dimension of {COMPACT_ROW}",
-            got=f"rows of {dtype.name}{list(columns)}",
-            hint=f"declare the array with rows of (n, {COMPACT_ROW}), or pass "
-            'plsc.CompilerParams(tiling="sparsecore")',
-        )
-    if not words_only and (not row or row[-1] % COMPACT_ROW == 0):
-        return
-    raise errors.LayoutError(
-        "rows that a stream cannot move under compact tiling",
-        expected="32-bit elements, and a last dimension that is a multiple of "
-        f"{COMPACT_ROW}",
-        got=f"rows of {dtype.name}{list(row)}",
-        hint='plsc.CompilerParams(tiling="sparsecore"), for which XLA copies the array '
-        "at each call; or pad the rows, and store narrow elements as int32",
+    dtype, window, tiling = jnp.dtype(table.dtype), table.window, kernel.params.tiling
+    row, whole = window.shape[1:], window.array_shape[1:]
+    hint = (
+        'plsc.CompilerParams(tiling="sparsecore"), for which XLA copies the array '
+        "at each call; or pad the rows, and store narrow elements as int32"
     )
+    if tiling == "sparsecore":
+        fits, expected = window.sizes[1:] == whole, "whole rows"
+        hint = "gather the rows, and take the part of them in VMEM"
+    elif table.space is VMEM_SHARED:
+        fits = dtype.itemsize == WORD_BYTES and whole[-1:] in ((), (COMPACT_ROW,))
+        expected = f"32-bit elements, and a last dimension of {COMPACT_ROW}"
+    else:
+        fits = dtype.itemsize == WORD_BYTES and not (row and row[-1] % COMPACT_ROW)
+        expected = (
+            f"32-bit elements, and a last dimension that is a multiple of {COMPACT_ROW}"
+        )
+    if not fits:
+        raise errors.LayoutError(
+            f"rows that a stream cannot move under {tiling} tiling",
+            expected=expected,
+            got=f"rows of {dtype.name}{list(row)} of {dtype.name}"
+            f"{list(window.array_shape)} in {table.space.name}",
+            hint=hint,
+        )
 
 
-def _require_tiles(access: Access) -> None:
+def _require_tiles(access: Access, kernel: Kernel) -> None:
     """Raises for a part that libtpu does not divide into equal parts of tiles.
 
     An array of one column of tiles lies in memory row by row.
@@ -167,9 +163,12 @@ def _require_tiles(access: Access) -> None:
     window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
     if len(window.array_shape) < 2 or access.space not in _TILED:
         return
-    packed = WORD_BYTES // itemsize
-    for axis, tile in ((-2, COMPACT_ROWS), (-1, COMPACT_ROW)):
-        size, known = window.sizes[axis], window.multiples[axis]
+    tiles = ((-2, COMPACT_ROWS), (-1, COMPACT_ROW))
+    if all(window.sizes[axis] == window.array_shape[axis] for axis, _ in tiles):
+        return
+    packed, divisors = WORD_BYTES // itemsize, kernel.starts.divisors(access)
+    for axis, tile in tiles:
+        size, known = window.sizes[axis], divisors[axis]
         if size == window.array_shape[axis]:
             continue
         pairs = axis == -2 and (size % packed or known % packed)
@@ -186,6 +185,29 @@ def _require_tiles(access: Access) -> None:
             f"{jnp.dtype(access.dtype).name}{list(window.array_shape)}",
             hint="copy whole tiles, tell a start with plsc.multiple_of, or pass "
             'plsc.CompilerParams(tiling="sparsecore")',
+        )
+
+
+@registry.checks(print_reference_p, machine=MACHINE)
+def _check_print(op: Op, kernel: Kernel) -> None:
+    """Raises for a part of a reference that libtpu does not log."""
+    access = op.operands["ref"]
+    window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
+    shape = window.array_shape
+    if kernel.params.tiling != "compact" or access.space is SMEM:
+        return
+    if window.sizes[-2:] == shape[-2:]:
+        return
+    wide = len(shape) > 1 and shape[-1] > COMPACT_ROW
+    if itemsize < WORD_BYTES or (
+        wide and kernel.starts.divisors(access)[-1] % COMPACT_ROW
+    ):
+        raise errors.LayoutError(
+            "debug_print of a part of a reference that does not start with a tile",
+            expected="32-bit elements, and in the last dimension a start that is a "
+            f"multiple of {COMPACT_ROW}; or all of the last two dimensions",
+            got=f"{_shown(access)} of {list(shape)}",
+            hint='print whole rows, or pass plsc.CompilerParams(tiling="sparsecore")',
         )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu.arch import tpu
+from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.types import CompilerParams
 
 
@@ -19,12 +20,14 @@ class Kernel:
       mesh: its mesh, with the sizes of the chip.
       params: the compiler parameters.
       chip: the chip that it is traced for.
+      starts: what is known of the parts that it accesses.
     """
 
     name: str
     mesh: Any
     params: CompilerParams
     chip: tpu.TpuTarget
+    starts: Starts
 
     @property
     def is_vector(self) -> bool:

@@ -10,17 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.arch import tpu
 from pallas_gpu.program.nodes import Constant, Op
 from pallas_gpu.sparsecore.check.kernel import Kernel
-from pallas_gpu.sparsecore.types import WORD_BYTES
-
-
-def register_size(dtype: Any, chip: tpu.TpuTarget) -> int:
-    """Returns how many elements of a type a register has; of bools, those of words."""
-    dtype = jnp.dtype(dtype)
-    width = WORD_BYTES if dtype == jnp.bool_ else dtype.itemsize
-    return chip.lanes * WORD_BYTES // width
+from pallas_gpu.sparsecore.types import WORD_BYTES, register_elements
 
 
 def require_registers(
@@ -62,7 +54,7 @@ def _require(shape: tuple[int, ...], dtype: Any, op: Op, kernel: Kernel) -> None
             got=got,
             hint="compute with vectors in a kernel with a plsc.VectorSubcoreMesh",
         )
-    size = register_size(dtype, kernel.chip)
+    size = register_elements(dtype, kernel.chip.lanes)
     if math.prod(shape) % size:
         raise errors.ShapeError(
             f"a value does not fill registers of {kernel.chip.name}",

@@ -25,6 +25,7 @@ from pallas_gpu.sparsecore.emitters.values import (
     vector_type,
     word_of,
 )
+from pallas_gpu.sparsecore.types import register_elements as register_elements
 
 _INTEGER: dict[int, np.dtype] = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: I32}
 
@@ -219,12 +220,6 @@ def _bitcast(part: ir.Value, before: np.dtype, after: np.dtype) -> ir.Value:
         return arith.bitcast(element_type(after), part)
     count = elements_of(part) * before.itemsize // after.itemsize
     return tpu.bitcast(vector_type(count, after), part)
-
-
-def register_elements(dtype: np.dtype, lanes: int) -> int:
-    """Returns how many elements of a type a register holds; of bools those of words."""
-    width = WORD_BYTES if dtype == BOOL else dtype.itemsize
-    return lanes * WORD_BYTES // width
 
 
 def registers_of(shape: Sequence[int], dtype: np.dtype, lanes: int) -> int:

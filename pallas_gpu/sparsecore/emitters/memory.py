@@ -22,6 +22,7 @@ from pallas_gpu.sparsecore.emitters.values import (
     element_type,
     i32,
     index,
+    known,
     memref_type,
     vector_type,
 )
@@ -61,11 +62,19 @@ def view(part: Part) -> ir.Value:
         and window.starts == (0,) * len(window.starts)
     ):
         t = memref_type(window.sizes, element, handle.space)
-        found = tpu.memref_slice(t, found, [i32(x) for x in window.starts], [])
+        starts = map(_known, window.starts, window.multiples)
+        found = tpu.memref_slice(t, found, list(starts), [])
     if window.squeezed:
         t = memref_type(window.shape, element, handle.space)
         found = tpu.memref_squeeze(t, found)
     return found
+
+
+def _known(start: Any, multiple: int) -> ir.Value:
+    """Returns a start with what is known of it: libtpu looks for whole tiles."""
+    if isinstance(start, int) or known(start) is not None or multiple < 2:
+        return i32(start)
+    return tpu.assume_multiple(i32(start), multiple)
 
 
 # --- loads and stores -----------------------------------------------------------------

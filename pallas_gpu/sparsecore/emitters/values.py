@@ -198,10 +198,8 @@ def known(value: Any) -> int | None:
 
 def same_value(a: ir.Value, b: ir.Value) -> bool:
     """Whether two values are one, or loads of one place."""
-    if a == b:
-        return True
-    if isinstance(a.owner, ir.Block) or isinstance(b.owner, ir.Block):
-        return False
+    if a == b or isinstance(a.owner, ir.Block) or isinstance(b.owner, ir.Block):
+        return a == b
     one, other = a.owner.operation, b.owner.operation
     return one.name == other.name == "tpu.vector_load" and all(
         x == y or (known(x) is not None and known(x) == known(y))

@@ -17,6 +17,7 @@ from pallas_gpu.entry.kernel import check_types, interpretation, with_scratch
 from pallas_gpu.entry.scoped import is_declaration
 from pallas_gpu.sparsecore import check
 from pallas_gpu.sparsecore.check.kernel import Kernel
+from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.entry import kinds, trace
 from pallas_gpu.sparsecore.primitives.scoped import require_declaration
 from pallas_gpu.sparsecore.types import (
@@ -201,7 +202,8 @@ class _Launch:
         )
         jaxpr = trace.trace_body(flat_body, avals, mesh, self.name)
         for own, its_mesh in kinds.of_each_kind(jaxpr, mesh):
-            kernel = Kernel(self.name, its_mesh, options, chips.current())
+            starts = Starts(own, its_mesh.axes)
+            kernel = Kernel(self.name, its_mesh, options, chips.current(), starts)
             check.check(own, kernel, in_tree.num_leaves)
         if len(self.cache) >= _KEPT_TRACES:
             self.cache.pop(next(iter(self.cache)))

@@ -14,6 +14,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import jax_errors, plain, scope
 from pallas_gpu.program.bodies import line_of_use
 from pallas_gpu.program.rewrite import Retrace
+from pallas_gpu.sparsecore.entry.globals import allocated
 from pallas_gpu.sparsecore.types import HBM, SparseCoreRef, require_stored
 
 
@@ -42,13 +43,13 @@ def trace_body(
             closed = plain.plain(closed, mesh)
         consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
         if not consts:
-            return closed.jaxpr
+            return allocated(closed.jaxpr, mesh.axes)
 
         def again(*given: Any) -> None:
             Retrace().run(closed.jaxpr, given, consts)
 
         refs = [hbm_ref(aval.shape, aval.dtype) for aval in avals]
-        return _jax.trace(again, refs, mesh.axes)[0].jaxpr
+        return allocated(_jax.trace(again, refs, mesh.axes)[0].jaxpr, mesh.axes)
 
 
 def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from pallas_gpu.layouts.window import Sum
 from pallas_gpu.lowering.rules import find_primitive
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import Access, Constant, Op, Value
+from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.memory import Part
 from pallas_gpu.sparsecore.emitters.module import Module
@@ -54,6 +56,11 @@ class SparseCoreState:
     path: tuple[Any, ...] = ()
 
     keeps_lines = False
+
+    @functools.cached_property
+    def starts(self) -> Starts:
+        """What is known of the parts that the body accesses."""
+        return Starts(self.params.jaxpr, self.params.mesh.axes)
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
@@ -127,7 +134,9 @@ def operands(ctx: Any, invals: Sequence[Any]) -> Any:
                 got=f"a view as {x.viewed}",
                 hint="declare the array in that shape, or bitcast what is loaded",
             )
-        window = x.window.at([start(s) for s in x.window.starts])
+        window = x.window.at(
+            [start(s) for s in x.window.starts], ctx.kernel.starts.divisors(x)
+        )
         return Part(read(x.buffer), window)
 
     is_operand = Access | Value | Constant

@@ -47,18 +47,14 @@ class Launch:
         """The chip that it is traced for."""
         return chips.current() if self.target is None else tpu.target(self.target)
 
-    def mesh(self, num_cores: int | None = None) -> plsc.VectorSubcoreMesh:
-        """Returns the mesh of all vector subcores, or those of some cores."""
-        return plsc.VectorSubcoreMesh(
-            core_axis_name=CORE, subcore_axis_name=SUBCORE, num_cores=num_cores
-        )
-
     def kernel(self, body: Any, out_type: Any, scratch: Any, **sizes: Any) -> Any:
         """Returns the kernel of a body."""
         return plsc.kernel(
             body,
             out_type,
-            mesh=self.mesh(**sizes),
+            mesh=plsc.VectorSubcoreMesh(
+                core_axis_name=CORE, subcore_axis_name=SUBCORE, **sizes
+            ),
             scratch_types=scratch,
             compiler_params=plsc.CompilerParams(target=self.target, tiling=self.tiling),
             interpret=self.interpret,

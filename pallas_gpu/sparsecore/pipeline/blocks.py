@@ -77,11 +77,6 @@ class BlockSpec:
         kept = (entry for entry in self.entries if not is_squeezed(entry))
         return tuple(map(size_of, kept))
 
-    @property
-    def is_indirect(self) -> bool:
-        """Whether indices name the rows of a block."""
-        return any(isinstance(entry, Indirect) for entry in self.entries)
-
     def check(self, shape: Sequence[int], what: str) -> None:
         """Raises ShapeError unless an array consists of whole blocks."""
         if self.is_whole:

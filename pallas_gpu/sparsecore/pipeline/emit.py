@@ -14,7 +14,7 @@ import numpy as np
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import control, scope
 from pallas_gpu.pipeline.loops import unravel
-from pallas_gpu.sparsecore.pipeline.blocks import BlockSpec, differ
+from pallas_gpu.sparsecore.pipeline.blocks import BlockSpec, Indirect, differ
 from pallas_gpu.sparsecore.pipeline.partition import (
     ARBITRARY,
     part_of_grid,
@@ -232,11 +232,10 @@ class _Pipeline:
         steps = self.steps
         zero = jnp.int32(0)
 
-        def start_first() -> None:
+        @control.when(steps > 0)
+        def _() -> None:
             for stream in fetched:
                 stream.fetch(self._index(stream, zero), zero).start()
-
-        control.when(_holds(steps, lambda: steps > 0))(start_first)
 
         def step(i: Any, visits: Any) -> Any:
             reads, writes = visits
@@ -276,7 +275,7 @@ class _Pipeline:
 
         Index maps may read memory: they get the positions of steps only.
         """
-        if stream.spec.is_indirect:
+        if any(isinstance(entry, Indirect) for entry in stream.spec.entries):
             return True
         before = jnp.maximum(step - 1, 0)
         step = jnp.minimum(step, self.steps - 1)
@@ -323,10 +322,6 @@ class _Pipeline:
             @control.when(count >= behind)
             def _(behind: int = behind) -> None:
                 stream.store(self._index(stream, zero), count - behind).wait()
-
-
-def _holds(steps: Any, condition: Callable[[], Any]) -> Any:
-    return True if isinstance(steps, int) else condition()
 
 
 def _buffers(spec: BlockSpec, ref: Any, is_vector: bool) -> Any:

@@ -29,8 +29,6 @@ stands for an `Access` of the program, `?` for an operand that may be None.
                                    jaxpr (consts, carries, index -> carries),
                                    num_consts, num_carry, length=int|None, unroll=int
 
-Of JAX they use: get, swap and addupdate (`ref[...]`, `plsc.addupdate`), scan, while and
-cond (`loop`, `when`, lax), axis_index, run_scoped and debug_print of
-`pallas_gpu.primitives`. In `copy_start` the side named by `indexed` is the whole table,
-of shape (z, *rest), and the other one has shape (n, *rest) for n indices.
+In `copy_start` the side named by `indexed` is the whole table, of shape (z, *rest), and
+the other one has shape (n, *rest) for n indices.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_scoped`: scratch memory and semaphores within a part of a kernel."""
+"""`run_scoped`: scratch memory within a part of a kernel; `get_global`, of all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import errors, expect
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, scoped
+from pallas_gpu.primitives.scoped import get_global_p
 from pallas_gpu.sparsecore.types import Scratch, Semaphore, SemaphoreType
 
-__all__ = ["run_scoped"]
+__all__ = ["get_global", "run_scoped"]
 
 
 @expect.arguments()
@@ -42,6 +44,36 @@ def run_scoped[T](f: Callable[..., T], *types: Any, **kw_types: Any) -> T:
     for leaf in jax.tree.leaves((types, kw_types), is_leaf=is_declaration):
         require_declaration(leaf)
     return scoped(f, types, kw_types, (), parameter_names(f, types, kw_types))
+
+
+@expect.arguments()
+def get_global(what: Any) -> Any:
+    """Returns scratch memory, or semaphores, of the whole kernel.
+
+    Each call in the source has its own, the same whenever and wherever it runs, as if
+    it were in `scratch_types`.
+
+    Issued by: a subcore.
+
+    Args:
+      what: a declaration: `VMEM(...)`, `SemaphoreType.REGULAR`.
+
+    Returns:
+      The reference.
+
+    Raises:
+      ArgumentTypeError: not a declaration.
+      KernelError: called outside a kernel.
+      MemorySpaceError: memory that the subcore does not have.
+
+    Example:
+      >>> arrived = plsc.get_global(plsc.SemaphoreType.REGULAR)
+    """
+    scope.current_mesh("get_global")
+    require_declaration(what)
+    with _jax.trace_without_ref_rules():
+        (ref,) = get_global_p.bind(what=what.to_ref())
+    return ref
 
 
 def require_declaration(leaf: Any) -> None:

@@ -144,10 +144,6 @@ class Code:
                 if branch := _BRANCH.search(text):
                     yield i, branch[1], int(branch[2] or self.branch_delay)
 
-    def count(self, pattern: str) -> int:
-        """Returns how many instructions a regular expression is found in."""
-        return sum(bool(re.search(pattern, i)) for i in self.instructions)
-
 
 @dataclasses.dataclass(frozen=True)
 class BundleProgram:

@@ -27,6 +27,8 @@ from pallas_gpu.sparsecore.types.spaces import (
     SemaphoreRef,
     SemaphoreType,
     Space,
+    declaration,
+    register_elements,
     require_stored,
 )
 
@@ -35,5 +37,6 @@ __all__ = [
     "WORD_BYTES", "CompilerParams", "Indices", "NamedRows", "ScalarSubcoreMesh",
     "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space",
     "SparseCoreInfo", "SparseCoreRef", "SubcoreMesh", "SubcoreMeshes",
-    "VectorSubcoreMesh", "get_sparse_core_info", "require_stored",
+    "VectorSubcoreMesh", "declaration", "get_sparse_core_info",
+    "register_elements", "require_stored",
 ]  # fmt: skip

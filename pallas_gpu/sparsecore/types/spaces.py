@@ -182,6 +182,12 @@ class Scratch(Declaration):
             )
 
 
+def register_elements(dtype: Any, lanes: int) -> int:
+    """Returns how many elements of a type a register has; of bools, those of words."""
+    dtype = jnp.dtype(dtype)
+    return lanes * WORD_BYTES // (WORD_BYTES if dtype == jnp.bool_ else dtype.itemsize)
+
+
 def require_stored(dtype: Any, what: str) -> None:
     """Raises DTypeError unless the memories of a SparseCore hold such elements."""
     dtype = jnp.dtype(dtype)
@@ -278,3 +284,10 @@ class SemaphoreType(_OfASubcore, enum.Enum):
 
     def to_ref(self) -> SemaphoreRef:
         return Semaphore(self).to_ref()
+
+
+def declaration(ref: SparseCoreRef | SemaphoreRef) -> Scratch | Semaphore:
+    """Returns what declares a reference of a type."""
+    if isinstance(ref, SemaphoreRef):
+        return Semaphore(ref.type, tuple(ref.shape))
+    return Scratch(ref.memory_space, tuple(ref.shape), ref.dtype)

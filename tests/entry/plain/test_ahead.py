@@ -102,6 +102,23 @@ def test_rows_and_columns_may_be_computed_by_element():
     everywhere.run(body, [ROWS, X], X[ROWS // 2 + 1, 16:48].sum(0))
 
 
+@pytest.mark.parametrize(
+    "start", [np.uint8([250, 3]), np.float32([0.5, -0.5])], ids=["wraps", "rounds"]
+)
+@pytest.mark.parametrize("further", [0, 1])
+def test_indices_are_computed_in_their_own_type(start, further):
+    def rows(arange, start):
+        return (arange(8, dtype=start.dtype) + start).astype(np.int32) + further
+
+    x = RNG.integers(-9, 9, size=(264, 64)).astype(np.float32)
+
+    def body(start, x, o):
+        o[...] = summed(2, lambda i: x[rows(jnp.arange, start[i])], num_stages=2)
+
+    expected = sum(x[rows(np.arange, first)] for first in start)
+    everywhere.run(body, [start, x], expected)
+
+
 @pytest.mark.parametrize("other", [None, -5.0])
 def test_under_a_mask_copies_may_exceed_the_array(other):
     def body(x, o):
@@ -170,6 +187,20 @@ def test_a_loop_in_a_loop_with_stages_of_its_own():
 
     sums = X.reshape(16, 8, 64)[:5].sum((1, 2)).sum()
     everywhere.run(body, [X, X], tiles(X, 5) + sums)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=str)
+@pytest.mark.parametrize("start", [0, 0.0])
+def test_a_carry_that_begins_as_a_number_gets_the_type_of_the_sum(start, dtype):
+    def body(x, o):
+        @plgpu.loop(0, 4, init_carry=start, num_stages=2)
+        def total(i, total):
+            return total + x[plgpu.ds(i * 8, 8), :].max()
+
+        o[...] = total[None]
+
+    x = X.astype(dtype)
+    everywhere.run(body, [x], x[:32].reshape(4, -1).max(1).sum(keepdims=True))
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -435,6 +466,11 @@ def emulated(body, *args, scratch=()):
     everywhere.emulate(body, args, OUT, *scratch)
 
 
+def emulated_ref(body):
+    ref = jax.new_ref(X)
+    plgpu.kernel(lambda x: body(ref, x), out_type=())(ref)
+
+
 @refused_by(emulated, X)
 def test_a_load_that_depends_on_the_carry(x, o):
     @plgpu.loop(0, 4, init_carry=(ZEROS, jnp.int32(0)), num_stages=3)  # HERE
@@ -450,6 +486,23 @@ def test_a_load_of_what_the_loop_writes(x, o):
     @plgpu.loop(0, 4, num_stages=2)  # HERE
     def _(i):
         o[...] = o[...] + x[i, 0]
+
+
+@refused_by(emulated, X, scratch=[plgpu.RefUnion(*[plgpu.SMEM((4,), jnp.int32)] * 2)])
+def test_a_load_of_indices_in_memory_that_the_loop_writes(x, o, union):
+    indices, others = union
+
+    @plgpu.loop(0, 4, num_stages=2)  # HERE
+    def _(i):
+        others[...] = jnp.full(4, i)
+        o[i] = x[indices[i], :]
+
+
+@refused_by(emulated_ref)
+def test_a_load_of_what_the_loop_writes_through_a_closure(closed_over, x):
+    @plgpu.loop(0, 4, num_stages=2)  # HERE
+    def _(i):
+        closed_over[i + 1] = x[i, :] + closed_over[plgpu.ds(i, 1)].sum()
 
 
 @refused_by(emulated, X)
@@ -468,6 +521,24 @@ def test_a_load_of_what_is_written_before_a_wait(o, full):
         plgpu.barrier_arrive(full)
         plgpu.barrier_wait(full)
         return total + o[plgpu.ds(i * 4, 4), :]
+
+
+@refused_by(emulated, X, TABLE, scratch=[plgpu.SMEM((12,), jnp.int32)])
+def test_a_load_of_indices_that_are_copied_before_a_wait(x, table, o, smem):
+    plgpu.copy_gmem_to_smem(table, smem)
+
+    @plgpu.loop(0, 8, num_stages=2)  # HERE
+    def _(i):
+        plgpu.wait_gmem_to_smem(0)
+        o[i] = x[smem[i], :]
+
+
+@refused_by(emulated, X)
+def test_a_load_of_what_the_kernel_before_may_write(x, o):
+    @plgpu.loop(0, 8, num_stages=2)  # HERE
+    def _(i):
+        plgpu.griddepcontrol_wait()
+        o[i] = x[i, :]
 
 
 @refused_by(emulated, X)
@@ -502,9 +573,24 @@ def test_a_body_without_loads(x, o):
 
 @refused_by(emulated, X)
 def test_a_carry_of_another_type(x, o):
-    @plgpu.loop(0, 3, init_carry=0, num_stages=2)  # HERE
+    @plgpu.loop(0, 3, init_carry=jnp.int32(0), num_stages=2)  # HERE
     def _(i, carry):
         return carry + x[i, 0]
+
+
+@refused_by(emulated, X)
+def test_a_loop_under_vmap(x, o):
+    @jax.vmap
+    def rows(scale):
+        loop = plgpu.loop(0, 3, init_carry=scale, num_stages=2)
+        return loop(lambda i, total: total + x[i, :].sum())  # HERE
+
+    o[...] = rows(jnp.arange(8.0))[:, None]
+
+
+@refused_by(lambda body: body())
+def test_a_loop_outside_a_kernel():
+    plgpu.loop(0, 3, num_stages=2)(lambda i: None)  # HERE
 
 
 @refused_by(emulated, np.zeros((4, 256, 64), np.float32))  # HERE

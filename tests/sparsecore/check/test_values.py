@@ -80,6 +80,26 @@ def test_a_print_of_two_values(x, o):
     plsc.debug_print("{} {}", lax.axis_index("core"), lax.axis_index("subcore"))  # HERE
 
 
+@refused_by(trace, scratch_types=VMEM)
+def test_a_print_of_a_reference_and_a_value(x, o, part):
+    plsc.debug_print("{} {}", part, 1)  # HERE
+
+
+@refused_by(trace, scratch_types=[plsc.VMEM((16, 128), jnp.bfloat16)])
+def test_a_print_of_a_narrow_row(x, o, part):
+    plsc.debug_print("{}", part.at[3])  # HERE
+
+
+@refused_by(trace, scratch_types=[plsc.VMEM((16, 256), jnp.float32)])
+def test_a_print_of_a_part_of_rows(x, o, part):
+    plsc.debug_print("{}", part.at[:, lax.axis_index("core") * 64])  # HERE
+
+
+@refused_by(trace, scratch_types=[plsc.SemaphoreType.REGULAR])
+def test_a_print_of_semaphores(x, o, ready):
+    plsc.debug_print("{}", ready)  # HERE
+
+
 @refused_by(trace, scratch_types=[plsc.VMEM((1024, 129), jnp.float32)])
 def test_more_vmem_than_there_is(x, o, large):
     pass

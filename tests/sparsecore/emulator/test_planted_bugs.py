@@ -194,6 +194,15 @@ def test_iterations_of_a_parallel_loop_conflict(x, o, v):
 
 
 @planted(one, [X], X[:128], VECTOR)
+def test_a_step_of_a_parallel_loop_is_not_positive(x, o, v):
+    plsc.sync_copy(x.at[plsc.ds(0, 128)], v)
+
+    @plsc.parallel_loop(0, 64, step=lax.axis_index("s"))  # HERE
+    def _(i):
+        v[plsc.ds(i, 16)] = jnp.zeros(16, jnp.float32)
+
+
+@planted(one, [X], X[:128], VECTOR)
 def test_loops_in_iterations_of_a_parallel_loop_conflict(x, o, v):
     plsc.sync_copy(x.at[plsc.ds(0, 128)], v)
 

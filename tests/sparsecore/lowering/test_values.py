@@ -102,6 +102,39 @@ def test_a_log_has_the_text_in_front_of_the_value():
     ]
 
 
+_LOGGED = {
+    "vmem": (V, {}, lambda v: v),
+    "rows": (plsc.VMEM((16, 128), jnp.float32), {}, lambda v: v.at[3]),
+    "part": (V, {}, lambda v: v.at[16:32]),
+    "narrow": (plsc.VMEM((256,), jnp.bfloat16), {}, lambda v: v),
+    "smem": (M, {"scalar": True}, lambda m: m),
+    "element": (M, {"scalar": True}, lambda m: m.at[7]),
+    "columns": (plsc.VMEM((4, 256), jnp.float32), {}, lambda v: v.at[1:3, 128:]),
+    "shared": (plsc.VMEM_SHARED((128,), jnp.float32), {}, lambda v: v),
+}
+
+
+@pytest.mark.parametrize("case", _LOGGED)
+def test_a_reference_is_logged(case, capsys):
+    scratch, options, chosen = _LOGGED[case]
+
+    def body(x_ref, o_ref, ref):
+        plsc.sync_copy(x_ref, ref)
+        plsc.debug_print("ref: {}", chosen(ref))
+        plsc.sync_copy(ref, o_ref)
+
+    x = np.arange(np.prod(scratch.shape)).reshape(scratch.shape).astype(scratch.dtype)
+    options |= {} if "scalar" in options else {"subcores": 1}
+    ((_, tag, (shown,)),) = interpreter.run(
+        emitted.lowered(kernel(body, x, scratch, **options), x).module, x
+    )[1]
+    assert tag == "ref:"
+    check(body, [x], x, scratch, schedules=1, interpret=False, **options)
+    lines = capsys.readouterr().out.splitlines()
+    printed = [float(line.split(":")[-1]) for line in lines]
+    np.testing.assert_array_equal(printed[: shown.size], np.ravel(shown).astype(float))
+
+
 def test_a_delay_changes_nothing():
     def body(x_ref, o_ref, v):
         plsc.sync_copy(x_ref, v)

@@ -10,10 +10,14 @@ from jaxlib.mosaic.python import tpu
 from pallas_gpu import _jax
 from pallas_gpu.primitives import debug, registers
 from pallas_gpu.primitives.sync import delay
+from pallas_gpu.sparsecore.emitters import memory
 from pallas_gpu.sparsecore.emitters.values import Array, known
-from pallas_gpu.sparsecore.lowering.state import emits
+from pallas_gpu.sparsecore.lowering.state import emits, operands
+from pallas_gpu.sparsecore.primitives.debug import print_reference_p
+from pallas_gpu.types import formats
 
 
+@emits(_jax.debug_print_p)
 @emits(debug.debug_print_p)
 def _debug_print(ctx: Any, *values: Array) -> list[Any]:
     """Logs the text in front of the value, and the value: a log has no format."""
@@ -25,9 +29,12 @@ def _debug_print(ctx: Any, *values: Array) -> list[Any]:
     return []
 
 
-@emits(_jax.debug_print_p)
-def _jax_debug_print(ctx: Any, *values: Array) -> list[Any]:
-    return _debug_print(ctx, *values)
+@emits(print_reference_p)
+def _print_reference(ctx: Any, *invals: Any) -> list[Any]:
+    part = operands(ctx, invals)["ref"]
+    text = formats.parse(ctx.op.params["fmt"]).texts[0].strip()
+    tpu.log_buffer(memory.view(part), list(part.shape), text)
+    return []
 
 
 @emits(debug.debug_check_p)
