@@ -186,8 +186,7 @@ def candidates(size: int) -> dict[str, Candidate]:
     pairs = dataclasses.replace(alone, collective=True, stages=6)
 
     def tile(config: ops.BlackwellMatmulConfig) -> Tile:
-        rows = config.step[0] // config.ctas
-        return Tile(rows, config.tile_n, size, config.tile_k, config.ctas)
+        return Tile(128, config.tile_n, size, config.tile_k, config.ctas)
 
     def ours(config: ops.BlackwellMatmulConfig) -> str:
         product = functools.partial(ops.matmul, config=config)

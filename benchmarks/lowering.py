@@ -115,12 +115,12 @@ def upstream_blackwell(config: ops.BlackwellMatmulConfig) -> Any:
     """Returns the same tiles and schedule for upstream's kernel."""
     dimensions = blackwell_matmul_mgpu.MatmulDimension
     return blackwell_matmul_mgpu.TuningConfig(
-        tile_m=config.step[0] // config.ctas,
+        tile_m=128,
         tile_n=config.tile_n // config.ctas,
         tile_k=config.tile_k,
         max_concurrent_steps=config.stages,
         collective=config.collective,
-        epilogue_tile_n=config.part_n(jnp.bfloat16),
+        epilogue_tile_n=config.epilogue_n or 64,
         grid_minor_dim=dimensions.M if config.minor == "m" else dimensions.N,
         grid_tile_width=config.strip,
     )

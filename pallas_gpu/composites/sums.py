@@ -55,8 +55,8 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
     rows, columns = _layouts(shape, kernel)
 
     def add_up(left: Any, right: Any) -> jax.Array:
-        left[...] = padded(a.T.view(), (k, shape.m)).astype(wide)
-        right[...] = padded(b.view(), (k, shape.n)).astype(wide)
+        left[...] = padded(a.T.value(), (k, shape.m)).astype(wide)
+        right[...] = padded(b.value(), (k, shape.n)).astype(wide)
         # TMA may write to the same bytes when they belong to a later scope.
         tma.commit_smem()
 

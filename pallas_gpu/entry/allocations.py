@@ -13,7 +13,7 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.primitives.scoped import get_global_p
 from pallas_gpu.program.bodies import bodies, equations
-from pallas_gpu.program.rewrite import Retrace, at_line_of, is_followed, values_of
+from pallas_gpu.program.rewrite import Retrace, at_line_of, is_followed
 
 _EMPTY_REF = "empty_ref"  # JAX's
 
@@ -47,31 +47,19 @@ class _Scopes(Retrace):
             )
         return None
 
-    def run(
-        self,
-        jaxpr: _jax.Jaxpr,
-        operands: Sequence[Any],
-        consts: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        consts = _jax.consts_of(jaxpr) if consts is None else consts
-        known: dict[Any, Any] = {}
-        inputs = [*jaxpr.constvars, *jaxpr.invars]
-        self.bind(known, inputs, [*consts, *operands])
-        return self._rest(jaxpr.eqns, known, jaxpr.outvars)
-
-    def _rest(self, eqns: Sequence[Any], known: dict[Any, Any], outs: Any) -> list[Any]:
-        empty = [i for i, eqn in enumerate(eqns) if eqn.primitive.name == _EMPTY_REF]
-        if not empty:
-            self.evaluate(eqns, known)
-            return values_of(outs, known)
-        before, eqn, after = eqns[: empty[0]], eqns[empty[0]], eqns[empty[0] + 1 :]
-        self.evaluate(before, known)
+    def evaluated(self, listed: Any, known: dict[Any, Any], outs: Any) -> list[Any]:
+        names = [eqn.primitive.name for eqn in listed]
+        if _EMPTY_REF not in names:
+            return super().evaluated(listed, known, outs)
+        at = names.index(_EMPTY_REF)
+        self.evaluate(listed[:at], known)
+        (var,) = listed[at].outvars
 
         def within(ref: Any) -> list[Any]:
-            return self._rest(after, {**known, eqn.outvars[0]: ref}, outs)
+            return self.evaluated(listed[at + 1 :], {**known, var: ref}, outs)
 
-        with at_line_of(eqn):
-            return scoped(within, [self._declared(eqn)], {}, (), [_EMPTY_REF])
+        with at_line_of(listed[at]):
+            return scoped(within, [self._declared(listed[at])], {}, (), [_EMPTY_REF])
 
 
 def allocated(
@@ -92,18 +80,17 @@ def allocated(
         return jaxpr
     asked = [e for e in equations(jaxpr) if e.primitive is get_global_p]
     found = {eqn.outvars[0]: eqn for eqn in asked}
-    whats = list(map(declared, found.values()))
 
     def again(*given: Any) -> None:
         def within(*refs: Any) -> None:
-            _Scopes(dict(zip(found, refs, strict=True)), declared).run(
-                jaxpr, given, consts
-            )
+            scopes = _Scopes(dict(zip(found, refs, strict=True)), declared)
+            scopes.run(jaxpr, given, consts)
 
-        if not whats:
+        if not found:
             within()
             return
         with at_line_of(asked[0]):
+            whats = list(map(declared, found.values()))
             scoped(within, whats, {}, (), ["get_global"] * len(whats))
 
     avals = [v.aval.update() for v in jaxpr.invars]

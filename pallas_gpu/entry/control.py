@@ -26,7 +26,10 @@ staged_loop_p.def_effectful_abstract_eval(
         {registry.KERNEL_EFFECT},
     )
 )
-registry.refuse_vmap(staged_loop_p)
+staged_loop_p.def_impl(lambda *_, **__: scope.current_mesh("loop"))
+registry.refuse_vmap(
+    staged_loop_p, "plgpu.loop(num_stages=...)", "leave num_stages out"
+)
 
 
 @expect.arguments(condition=values.condition)
@@ -136,10 +139,11 @@ def loop(
         references, also under a mask, and rows that an array of indices names. What
         such a load is indexed with may depend on the loop's index, on values from
         before the loop and on values that the body loads, but not on the carry; and
-        nothing in the loop writes the reference. Other loads stay as they are, as do
-        those of scalars and those in branches and inner loops. With one warpgroup, TMA
-        carries parts that it can address of references that the kernel does not write,
-        cp.async all others; each of several warpgroups has a ring of its own.
+        nothing in the loop writes the reference or waits for what writes it. Other
+        loads stay as they are, as do those of scalars, those in branches and inner
+        loops, and those of a `jax.Ref` that the kernel closes over. With one warpgroup,
+        TMA carries parts that it can address of references that the kernel does not
+        write, cp.async all others; each of several warpgroups has a ring of its own.
 
     Returns:
       The carry after the last iteration.
@@ -151,7 +155,8 @@ def loop(
         why.
       OutOfResources: the buffers do not fit the target.
       ArgumentTypeError: a bound is not an integer.
-      KernelError: without `init_carry` the function returns a value.
+      KernelError: without `init_carry` the function returns a value; with `num_stages`
+        it is called outside a kernel.
 
     Example:
       >>> @plgpu.loop(0, 8, init_carry=0.0)
@@ -227,13 +232,18 @@ def bound_loop(
     """
     leaves, tree = jax.tree.flatten(init_carry)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
-    avals = [_jax.ShapedArray(x.shape, x.dtype) for x in leaves]
     index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
 
     def flat(index: Any, *carried: Any) -> Any:
         return iteration(index, jax.tree.unflatten(tree, carried))
 
+    avals = [*map(jax.typeof, leaves)]
     closed, out_tree = _jax.trace(flat, [index, *avals])
+    # As in loops of JAX, a Python number gets the type that the body makes of it.
+    promoted = [*map(_promoted, leaves, closed.out_avals)]
+    if out_tree == tree and [*map(id, promoted)] != [*map(id, leaves)]:
+        leaves, avals = promoted, [*map(jax.typeof, promoted)]
+        closed, out_tree = _jax.trace(flat, [index, *avals])
     _require_carry(who, body, tree, out_tree, avals, closed.out_avals)
     inner, n = _jax.convert_constvars_jaxpr(closed.jaxpr), len(closed.consts)
     ins = inner.invars
@@ -246,6 +256,12 @@ def bound_loop(
             jaxpr=inner, num_consts=n, num_carry=len(leaves), **params,
         )  # fmt: skip
     return jax.tree.unflatten(tree, results)
+
+
+def _promoted(first: jax.Array, after: Any) -> jax.Array:
+    if not first.weak_type or first.dtype == after.dtype:
+        return first
+    return first.astype(jnp.result_type(first, after.dtype))
 
 
 def _require_carry(

@@ -319,16 +319,20 @@ def _outside_of_a_kernel(name: str) -> None:
     )
 
 
-def refuse_vmap(primitive: Any) -> None:
+def refuse_vmap(
+    primitive: Any,
+    name: str | None = None,
+    instead: str = "write the loop with plgpu.loop",
+) -> None:
     """Makes `jax.vmap` inside a kernel an error where it reaches a primitive."""
-    name = primitive.name
+    name = name or primitive.name
 
     def batch(*_, **__):
         raise errors.UnsupportedError(
             f"jax.vmap inside a kernel reached {name}",
             expected="vmap of pure computations inside a body",
             got=f"a batched operand of {name}",
-            hint="vmap the whole kernel instead, or write the loop with plgpu.loop",
+            hint=f"vmap the whole kernel instead, or {instead}",
         )
 
     _jax.batching.fancy_primitive_batchers[primitive] = batch

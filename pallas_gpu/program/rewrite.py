@@ -251,8 +251,14 @@ class Retrace:
         known: dict[Any, Any] = {}
         inputs = [*jaxpr.constvars, *jaxpr.invars]
         self.bind(known, inputs, [*consts, *operands])
-        self.evaluate(jaxpr.eqns, known)
-        return values_of(jaxpr.outvars, known)
+        return self.evaluated(jaxpr.eqns, known, jaxpr.outvars)
+
+    def evaluated(
+        self, eqns: Sequence[_jax.JaxprEqn], known: dict[Any, Any], outs: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the values of variables that equations make, or that are known."""
+        self.evaluate(eqns, known)
+        return values_of(outs, known)
 
     def evaluate(self, eqns: Sequence[_jax.JaxprEqn], known: dict[Any, Any]) -> None:
         """Adds to the values of variables those that equations make of them."""

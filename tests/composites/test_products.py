@@ -213,6 +213,17 @@ def zeros():
     return jnp.zeros((M, N), F32)
 
 
+@pytest.mark.parametrize("m", [16, 64])
+def test_products_of_int32_in_smem(rng, m):
+    x = numbers(rng, "int32", m, 64)
+
+    def body(x_ref, o_ref, smem):
+        smem[...] = x_ref[...]
+        o_ref[...] = jnp.dot(smem[...], smem[...].T)
+
+    everywhere.run(body, [x], x @ x.T, plgpu.SMEM((m, 64), jnp.int32))
+
+
 LOOPS = {
     "by hand": loop(by_hand, lambda: None, of_accumulator),
     "reference": loop(in_reference, lambda: None, of_accumulator),

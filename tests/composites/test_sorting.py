@@ -109,6 +109,15 @@ def test_a_long_sort_is_short_code(semantics):
     assert not report.resources.spill_load_bytes
 
 
+@pytest.mark.parametrize("semantics", BOTH)
+def test_warps_share_rows_too_long_for_one(semantics):
+    """A thread of one warp would have 128 elements of a row, in unrolled steps."""
+    x = jax.ShapeDtypeStruct((4, 4096), jnp.float32)
+    kernel = under(semantics, kernel_of(functools.partial(jnp.sort, axis=1), x)())
+    (report,) = plgpu.offline.lower(kernel, x, target="sm_90a")
+    assert report.mlir.count("arith.cmpi ult") < 2000
+
+
 @pytest.mark.parametrize("bytes_", [16, 128])
 def test_a_vector_through_little_scratch(bytes_: int):
     """Warps exchange partners a few at a time."""

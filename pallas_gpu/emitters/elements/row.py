@@ -151,8 +151,9 @@ class Row:
           UnsupportedError: the exact function is not.
         """
         eps = float(ml_dtypes.finfo(dtype).eps)
-        # Narrow floats are rounded once.
-        exact = EXACT_ULPS if dtype.itemsize > 2 else 1
+        # Narrow floats are rounded once, to half an ulp; bounds of others include that.
+        is_narrow = dtype.itemsize <= 2
+        exact = 1 if is_narrow else EXACT_ULPS
         if max(tolerance.rtol, tolerance.ulps * eps) < exact * eps:
             raise errors.UnsupportedError(
                 f"{self.name}: no implementation is within the tolerance",
@@ -164,7 +165,8 @@ class Row:
         case = self.approx
         if case is None or case.rtol is None:
             return False
-        rtol = max(tolerance.rtol, tolerance.ulps * eps / 2)
+        rounded = eps / 2 if is_narrow else 0.0
+        rtol = max(tolerance.rtol - rounded, (tolerance.ulps * eps - rounded) / 2)
         return case.rtol <= rtol and case.atol <= tolerance.atol
 
     def _find(self, dtype: np.dtype, approx_math: bool) -> Case | None:

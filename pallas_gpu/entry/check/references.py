@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -97,10 +98,29 @@ def written_operands(jaxpr: _jax.Jaxpr, primitive: Any) -> dict[int, list[bool]]
     found, result = writes(jaxpr), dict[int, list[bool]]()
     for site in walk(jaxpr):
         if site.op.primitive is primitive:
-            own = [site.origin(x) in found for x in site.op.inputs]
+            own = [may_be_among(site.origin(x), found) for x in site.op.inputs]
             before = result.get(id(site.eqn), [False] * len(own))
             result[id(site.eqn)] = [a or b for a, b in zip(own, before, strict=True)]
     return result
+
+
+def may_be_among(ref: Any, others: Iterable[Any]) -> bool:
+    """Whether the memory of a reference may be that of one of others.
+
+    Members of unions share memory. A `jax.Ref` that a body closes over may be an
+    argument too, which is known only when the traced kernel is complete.
+    """
+    return any(x is ref or _may_share(x, ref) for x in others)
+
+
+def _may_share(*refs: Any) -> bool:
+    avals = [getattr(x, "aval", None) for x in refs]
+    if not all(isinstance(aval, _jax.AbstractRef) for aval in avals):
+        return False
+    spaces = {getattr(aval, "memory_space", None) for aval in avals}
+    if None in spaces:
+        return spaces <= {None, types.GMEM}
+    return all(isinstance(x, types.KernelRef) and x.storage.overlay for x in avals)
 
 
 def writes(

@@ -74,7 +74,7 @@ def results(
     is_written = [
         w for x, w in zip(consts, written, strict=False) for _ in jax.tree.leaves(x)
     ]
-    found = stages.LoopBody(closed, is_written)
+    found = stages.LoopBody(closed, is_written, params["jaxpr"])
     trips = operands[-1] if params["length"] is None else params["length"]
     last = _Loop(found, closed, flat[:n_flat], trips, params["num_stages"], mesh).run(
         flat[n_flat:], params["unroll"], _jax.where(eqn)

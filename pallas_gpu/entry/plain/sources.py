@@ -214,10 +214,12 @@ class _Indexed:
         if not _is_atom(x) or x.aval.shape == ():
             return _Index((x,))
         eqn: Any = self._made.get(x)
+        if not _is_exact(x.aval.dtype):
+            return _rows(x)
         match eqn and eqn.primitive.name:
             case "iota":
                 return _Index((), eqn.params["dimension"])
-            case "convert_element_type":
+            case "convert_element_type" if _is_exact(eqn.invars[0].aval.dtype):
                 return self._index(eqn.invars[0])
             case "broadcast_in_dim":
                 return self._broadcast(eqn)
@@ -234,6 +236,11 @@ class _Indexed:
         if operand.aval.shape[inner.axis] != eqn.params["shape"][axis]:
             return None
         return dataclasses.replace(inner, axis=axis)
+
+
+def _is_exact(dtype: Any) -> bool:
+    """Whether sums of indices are neither rounded nor wrapped, as those of uint8."""
+    return np.issubdtype(dtype, np.integer) and np.dtype(dtype).itemsize >= 4
 
 
 def _rows(x: Any) -> _Index | None:

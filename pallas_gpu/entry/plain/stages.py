@@ -3,7 +3,7 @@
 
 Those whose indices are known before the iteration: they depend on the loop's index, on
 what the loop does not change, and on values that are loaded from memory that the loop
-does not write. What computes the indices is the slice of a load.
+neither writes nor waits for. What computes the indices is the slice of a load.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import Site, walk
 
 _SPACES = (types.GMEM, types.SMEM)
-# Waits for what the issuer itself has started.
-_OWN_WAITS = (
-    "wait_gmem_to_smem",
-    "wait_smem_to_gmem",
-    "wgmma_wait",
-    "wait_load_tmem",
-)
+# Waits for what is in registers.
+_OF_REGISTERS = ("wgmma_wait", "wait_load_tmem")
+# After it a kernel sees what the one before has written, its inputs.
+_OF_INPUTS = "griddepcontrol_wait"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +62,26 @@ class LoopBody:
       refused: the other loads of arrays in GMEM, each with the reason.
     """
 
-    def __init__(self, closed: _jax.ClosedJaxpr, written: Sequence[bool]):
+    def __init__(
+        self, closed: _jax.ClosedJaxpr, written: Sequence[bool], authors: _jax.Jaxpr
+    ):
         """Analyses a body.
 
         Args:
           closed: the body.
           written: for each input that is a const whether the kernel writes it.
+          authors: the body as it was written, whose inner loops copy nothing ahead.
         """
         self._jaxpr = closed.jaxpr
         self._body = Equations(self._jaxpr)
         self.equations = self._body.listed
+        self._makers = {v: self.equations[i] for v, i in self._body.made.items()}
         index = self._jaxpr.invars[-1]
         consts = self._jaxpr.invars[: len(written)]
         self._invariant = {*consts, *self._jaxpr.constvars, index}
         self._written = dict(zip(consts, written, strict=True))
         self._sites = walk(closed)
+        self._waits = [x for x in walk(authors) if _acquires(x.op)]
         self._own_writes = references.written(closed)
         self._slices: dict[int, frozenset[int]] = {}
         self.loads: list[Load] = []
@@ -96,24 +98,20 @@ class LoopBody:
 
     def slice_of(self, loads: Iterable[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations that compute the indices of loads, in order."""
-        found: set[int] = set()
-        for load in loads:
-            for atom in load.source.atoms:
-                found |= self._slice(atom)
+        atoms = (x for load in loads for x in load.source.atoms)
+        found = frozenset[int]().union(*map(self._slice, atoms))
         return [self.equations[i] for i in sorted(found)]
 
     def without(self, loads: Sequence[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations of the body, less those that only such loads need."""
-        replaced = {id(load.eqn): load for load in loads}
+        replaced = {id(load.eqn) for load in loads}
         live = set(_variables(self._jaxpr.outvars))
         kept = []
         for eqn in reversed(self.equations):
             if _is_pure(eqn) and live.isdisjoint(eqn.outvars):
                 continue
             kept.append(eqn)
-            read = eqn.invars
-            if id(eqn) in replaced:
-                read = _mask(eqn)
+            read = _mask(eqn) if id(eqn) in replaced else eqn.invars
             live.update(_variables(read))
         return kept[::-1]
 
@@ -130,23 +128,19 @@ class LoopBody:
             inner = site.enclosing[-1].op.name
             raise RefusedError(f"it is in a {_CALLED.get(inner, inner)} in the body")
         eqn = site.eqn
-        found = sources.source(eqn, {v: self.equations[i] for v, i in self._made()})
+        found = sources.source(eqn, self._makers)
         if found is None:
             raise RefusedError(
                 "its indices name neither a part of the array nor rows of it"
             )
         self._require_unwritten(found.ref)
-        slices = (self._slice(atom) for atom in found.atoms)
-        sliced = [self.equations[i] for i in frozenset[int]().union(*slices)]
-        used = [*found.atoms, *(x for e in sliced for x in e.invars)]
-        if not any(x is self._jaxpr.invars[-1] for x in used):
-            raise RefusedError("each iteration loads the same: load it before the loop")
         # What a mask selects from is read to registers.
         is_multiplied = not _mask(eqn) and self._is_multiplied(eqn)
-        return Load(eqn, found, self._written[found.ref], is_multiplied)
-
-    def _made(self) -> Iterable[tuple[Any, int]]:
-        return self._body.made.items()
+        load = Load(eqn, found, self._written[found.ref], is_multiplied)
+        used = [*found.atoms, *(x for e in self.slice_of([load]) for x in e.invars)]
+        if not any(x is self._jaxpr.invars[-1] for x in used):
+            raise RefusedError("each iteration loads the same: load it before the loop")
+        return load
 
     def _is_multiplied(self, eqn: _jax.JaxprEqn) -> bool:
         (var,) = eqn.outvars
@@ -167,12 +161,14 @@ class LoopBody:
         """Raises RefusedError unless a reference can be read before the iteration."""
         if ref not in self._written:
             raise RefusedError("its reference is one of an iteration")
-        if ref in self._own_writes:
+        if ref.aval.memory_space is None:
+            raise RefusedError(
+                "the kernel closes over its reference: pass it as an argument"
+            )
+        if references.may_be_among(ref, self._own_writes):
             raise RefusedError("the loop writes the array that it loads")
-        if not self._written[ref]:
-            return
-        for site in self._sites:
-            if _acquires(site.op):
+        for site in self._waits:
+            if self._written[ref] or site.op.name == _OF_INPUTS:
                 raise RefusedError(
                     f"the loop waits by {registry.called(site.op.primitive)} "
                     f"({site.where}), perhaps for what writes the array"
@@ -197,14 +193,14 @@ class LoopBody:
         eqn = self.equations[i]
         if eqn.primitive in sources.LOADS:
             ref = sources.reference(eqn)
-            if getattr(ref.aval, "memory_space", None) not in _SPACES:
-                raise RefusedError(
-                    "its indices depend on a register or on tensor memory"
-                )
             try:
                 self._require_unwritten(ref)
             except RefusedError as why:
                 raise RefusedError(f"its indices are loaded, and {why}") from None
+            if ref.aval.memory_space not in _SPACES:
+                raise RefusedError(
+                    "its indices depend on a register or on tensor memory"
+                )
         elif not _is_pure(eqn):
             raise RefusedError(
                 f"its indices depend on {registry.called(eqn.primitive)}"
@@ -220,13 +216,16 @@ class LoopBody:
             f"{types.describe(_accessed(site.op).buffer.aval)} at {site.where}: {why}"
             for site, why in self.refused
         ]
-        got = "; ".join(lines) or "a body that loads no array from GMEM"
+        got = "; ".join(dict.fromkeys(lines)) or "a body that loads no array from GMEM"
+        change = "change the load"
+        if not lines:
+            change = "leave the array in GMEM: BlockSpec(memory_space=plgpu.GMEM)"
         return errors.UnsupportedError(
             f"loop: num_stages={num_stages}, and no load can be a copy ahead",
             expected="a load of an array in GMEM, with indices that depend on the "
             "loop's index, on values from before the loop and on loaded values",
             got=got,
-            hint="leave num_stages out, or change the load",
+            hint=f"leave num_stages out, or {change}",
             where=where,
         )
 
@@ -242,13 +241,14 @@ def _loads_array(op: Op) -> bool:
     """Whether an operation loads an array from GMEM."""
     if op.primitive not in sources.LOADS or not op.results[0].shape:
         return False
-    return any(x.space is types.GMEM for x in op.accesses)
+    # The memory of what a kernel closes over is not known yet: None.
+    return any(x.space in (types.GMEM, None) for x in op.accesses)
 
 
 def _acquires(op: Op) -> bool:
     """Whether the issuer may see what others have written, from an operation on."""
     operation = op.operation
-    waits = operation is not None and operation.waits and op.name not in _OWN_WAITS
+    waits = operation is not None and operation.waits and op.name not in _OF_REGISTERS
     return waits or op.params.get("sem") in ("acquire", "acq_rel")
 
 

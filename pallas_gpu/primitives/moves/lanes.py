@@ -222,7 +222,9 @@ def _bind(
             f"{who}: the last axis of the values is not the lanes of a warp",
             expected=f"(..., {WARP_LANES})",
             got=x.shape,
-            hint="reshape it: x.reshape(-1, 32)",
+            hint="pad the axis with jnp.pad"
+            if x.size % WARP_LANES
+            else "reshape it: x.reshape(-1, 32)",
         )
     narrow = types.itemsize_bits(x.dtype) < 8 and x.dtype != np.bool_
     if narrow or (wanted and x.dtype not in wanted):

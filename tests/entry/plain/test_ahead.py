@@ -15,7 +15,6 @@ from jax import lax
 import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.everywhere import gives
-from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH, under
 
 RNG = np.random.default_rng(0)
@@ -102,6 +101,23 @@ def test_rows_and_columns_may_be_computed_by_element():
     everywhere.run(body, [ROWS, X], X[ROWS // 2 + 1, 16:48].sum(0))
 
 
+@pytest.mark.parametrize(
+    "start", [np.uint8([250, 3]), np.float32([0.5, -0.5])], ids=["wraps", "rounds"]
+)
+@pytest.mark.parametrize("further", [0, 1])
+def test_indices_are_computed_in_their_own_type(start, further):
+    def rows(arange, start):
+        return (arange(8, dtype=start.dtype) + start).astype(np.int32) + further
+
+    x = RNG.integers(-9, 9, size=(264, 64)).astype(np.float32)
+
+    def body(start, x, o):
+        o[...] = summed(2, lambda i: x[rows(jnp.arange, start[i])], num_stages=2)
+
+    expected = sum(x[rows(np.arange, first)] for first in start)
+    everywhere.run(body, [start, x], expected)
+
+
 @pytest.mark.parametrize("other", [None, -5.0])
 def test_under_a_mask_copies_may_exceed_the_array(other):
     def body(x, o):
@@ -170,6 +186,20 @@ def test_a_loop_in_a_loop_with_stages_of_its_own():
 
     sums = X.reshape(16, 8, 64)[:5].sum((1, 2)).sum()
     everywhere.run(body, [X, X], tiles(X, 5) + sums)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=str)
+@pytest.mark.parametrize("start", [0, 0.0])
+def test_a_carry_that_begins_as_a_number_gets_the_type_of_the_sum(start, dtype):
+    def body(x, o):
+        @plgpu.loop(0, 4, init_carry=start, num_stages=2)
+        def total(i, total):
+            return total + x[plgpu.ds(i * 8, 8), :].max()
+
+        o[...] = total[None]
+
+    x = X.astype(dtype)
+    everywhere.run(body, [x], x[:32].reshape(4, -1).max(1).sum(keepdims=True))
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -253,6 +283,19 @@ def test_what_the_kernel_has_written_before_is_copied_by_threads():
         o[...] = summed(5, lambda i: twice[plgpu.ds(i * 8, 8), :], num_stages=3)
 
     everywhere.run(body, [X], (tiles(2 * X, 5), 2 * X))
+
+
+def test_waits_of_an_inner_loop_are_for_its_own_copies():
+    def body(x, o, twice):
+        twice[...] = x[...] * 2
+
+        def tile(i):
+            inner = summed(2, lambda j: x[plgpu.ds((i + j) * 8, 8), :], num_stages=2)
+            return inner - twice[plgpu.ds(i * 8, 8), :]
+
+        o[...] = summed(5, tile, num_stages=2)
+
+    everywhere.run(body, [X], (tiles(X[8:], 5) - tiles(X, 5), 2 * X))
 
 
 def test_buffers_that_tma_cannot_address_are_filled_by_threads():
@@ -424,89 +467,3 @@ def test_the_instructions_of_copies_ahead(make, args, copies, semantics):
     assert report.resources.spill_store_bytes == 0
     found = {name: len(re.findall(name, report.sass)) for name in copies}
     assert found == copies
-
-
-# --- what is refused ------------------------------------------------------------------
-
-OUT = jax.ShapeDtypeStruct((8, 64), jnp.float32)
-
-
-def emulated(body, *args, scratch=()):
-    everywhere.emulate(body, args, OUT, *scratch)
-
-
-@refused_by(emulated, X)
-def test_a_load_that_depends_on_the_carry(x, o):
-    @plgpu.loop(0, 4, init_carry=(ZEROS, jnp.int32(0)), num_stages=3)  # HERE
-    def last(i, carry):
-        total, at = carry
-        return total + x[plgpu.ds(at * 8, 8), :], at + 1
-
-    o[...] = last[0]
-
-
-@refused_by(emulated, X)
-def test_a_load_of_what_the_loop_writes(x, o):
-    @plgpu.loop(0, 4, num_stages=2)  # HERE
-    def _(i):
-        o[...] = o[...] + x[i, 0]
-
-
-@refused_by(emulated, X)
-def test_a_load_of_the_same_in_each_iteration(x, o):
-    @plgpu.loop(0, 4, num_stages=2)  # HERE
-    def _(i):
-        o[i] = x[0, :] + x[8, i]
-
-
-@refused_by(emulated, scratch=[plgpu.Barrier()])
-def test_a_load_of_what_is_written_before_a_wait(o, full):
-    o[...] = ZEROS
-
-    @plgpu.loop(0, 2, init_carry=ZEROS[:4], num_stages=2)  # HERE
-    def _(i, total):
-        plgpu.barrier_arrive(full)
-        plgpu.barrier_wait(full)
-        return total + o[plgpu.ds(i * 4, 4), :]
-
-
-@refused_by(emulated, X)
-def test_a_load_beyond_the_array(x, o):
-    @plgpu.loop(0, 17, num_stages=3)
-    def _(i):
-        o[...] = x[plgpu.ds(i * 8, 8), :]  # HERE
-
-
-@refused_by(emulated, X)
-def test_a_load_in_a_branch(x, o):
-    @plgpu.loop(0, 4, num_stages=2)  # HERE
-    def _(i):
-        @plgpu.when(i > 2)
-        def _():
-            o[...] = x[plgpu.ds(i * 8, 8), :]
-
-
-@refused_by(emulated, X.astype(np.float16)[:, :63])
-def test_a_load_of_rows_that_start_at_two_bytes(x, o):
-    @plgpu.loop(0, 3, num_stages=2)  # HERE
-    def _(i):
-        o[:, :62] = x[plgpu.ds(i * 8, 8), :62].astype(F32)
-
-
-@refused_by(emulated, X)
-def test_a_body_without_loads(x, o):
-    @plgpu.loop(0, 3, num_stages=2)  # HERE
-    def _(i):
-        o[...] = x[i, 1] + ZEROS
-
-
-@refused_by(emulated, X)
-def test_a_carry_of_another_type(x, o):
-    @plgpu.loop(0, 3, init_carry=0, num_stages=2)  # HERE
-    def _(i, carry):
-        return carry + x[i, 0]
-
-
-@refused_by(emulated, np.zeros((4, 256, 64), np.float32))  # HERE
-def test_more_buffers_than_there_is_memory(x, o):
-    o[...] = summed(4, lambda i: x[i], (256, 64), num_stages=4)[:8]

@@ -210,6 +210,24 @@ def test_a_tolerance_decides_whether_a_function_is_approximate(
     np.testing.assert_allclose(k(x), function(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ulps", "approximates"),
+    [("float16", 1, False), ("float16", 2, True), ("bfloat16", 1, True)],
+)
+def test_a_tolerance_of_narrow_floats_includes_their_rounding(
+    dtype, ulps, approximates
+):
+    """The error of tanh.approx, 2^-11, is up to one ulp of float16."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = lax.tanh(x_ref[...], accuracy=lax.Tolerance(ulps=ulps))
+
+    x = np.ones(SHAPE, dtype)
+    k = everywhere.kernel(body, x, target="sm_90a")(None)
+    (report,) = plgpu.offline.lower(k, x)
+    assert ("tanh.approx" in report.mlir) == approximates
+
+
 @pytest.mark.offline
 @pytest.mark.parametrize("op", [lax.mul, lax.add, lax.sub])
 def test_what_is_rounded_to_bfloat16_at_once_is_computed_in_it(op):

@@ -194,6 +194,11 @@ def test_more_vmem_than_there_is(x, o):
 
 
 @refused_by(trace)
+def test_an_array_in_hbm(x, o):
+    plsc.get_global(plsc.HBM((128,), jnp.float32))  # HERE
+
+
+@refused_by(trace)
 def test_not_a_declaration(x, o):
     plsc.get_global(jnp.float32)  # HERE
 

@@ -21,6 +21,10 @@ from pallas_gpu.primitives.moves.sorting import sort_network_p
 # Elements of a row that a thread sorts by itself, if lanes could have them instead: the
 # code of their steps is unrolled. Estimate.
 _MOST_UNROLLED = 16
+# Elements of a row that a warp sorts by itself, if others could take part. The modules
+# of a sort of (4, 4096), under either semantics, compile in 19 and 33 s; those of
+# single warps in 35 s and more than 120.
+_MOST_IN_WARP = 2048
 
 
 def _elements(shape: tuple[int, ...], axis: int, threads: int) -> int:
@@ -30,7 +34,7 @@ def _elements(shape: tuple[int, ...], axis: int, threads: int) -> int:
     # All threads have elements, if there are as many.
     fewest = max(1, threads // min(rows, threads))
     least = size // threads
-    if rows * WARP_LANES >= threads:
+    if rows * WARP_LANES >= threads and size <= _MOST_IN_WARP:
         least = size // WARP_LANES  # warps have rows of their own
     return max(min(size // min(fewest, size), _MOST_UNROLLED), least, 1)
 

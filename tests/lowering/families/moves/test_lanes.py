@@ -201,6 +201,11 @@ def test_the_last_axis_is_the_lanes(x_ref, o_ref):
 
 
 @refused_by(run)
+def test_an_axis_that_no_reshape_makes_lanes(x_ref, o_ref):
+    plgpu.match_any(x_ref[0, :31])  # HERE
+
+
+@refused_by(run)
 def test_votes_are_bools(x_ref, o_ref):
     plgpu.ballot(x_ref[...])  # HERE
 
