@@ -72,10 +72,7 @@ def debug_print(fmt: str, *args: Any) -> None:
     Example:
       >>> plgpu.debug_print("tile {}: {:.3f}", i, jnp.max(x))
     """
-    line = formats.line_of(fmt, len(args), {}, {})
-    if line is None:
-        raise mismatch(fmt, len(args))
-    line, given = _with_places(line, args)
+    line, given = _with_places(printed_line(fmt, len(args)), args)
     require_printable(line, [jax.typeof(value) for value in given])
     ops.bind(debug_print_p, given, fmt=str(line))
 
@@ -108,8 +105,15 @@ def _with_places(
     return formats.Line(tuple(texts), tuple(fields)), tuple(given)
 
 
-def mismatch(fmt: str, count: int) -> errors.ArgumentError:
-    """Returns the error for a format with other placeholders than values."""
+def printed_line(fmt: str, count: int) -> formats.Line:
+    """Returns the line of a format; raises unless it has a place for each value."""
+    line = formats.line_of(fmt, count, {}, {})
+    if line is None:
+        raise _mismatch(fmt, count)
+    return line
+
+
+def _mismatch(fmt: str, count: int) -> errors.ArgumentError:
     return errors.ArgumentError(
         "debug_print: the format does not match the values",
         expected=f"{count} times {{}}, or the values' positions, such as {{0}}, each "
@@ -176,7 +180,7 @@ def line_of_jax(params: dict[str, Any]) -> formats.Line:
     texts = {i: static[leaf] for i, leaf in enumerate(given) if leaf in static}
     line = formats.line_of(params["fmt"], len(args), names, texts)
     if line is None:
-        raise mismatch(params["fmt"], len(given))
+        raise _mismatch(params["fmt"], len(given))
     dynamic = [leaf for leaf in leaves if leaf not in static]
     fields = (
         dataclasses.replace(field, value=dynamic.index(given[field.value]))

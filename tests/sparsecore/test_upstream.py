@@ -17,8 +17,8 @@ from pallas_gpu import sparsecore as plsc
 _OTHERS = {
     pl: [
         "Indirect", "ds", "get_global", "kernel", "loop", "multiple_of", "num_programs",
-        "program_id",
-        "run_scoped", "semaphore_read", "semaphore_signal", "semaphore_wait", "when",
+        "program_id", "run_scoped", "semaphore_read", "semaphore_signal",
+        "semaphore_wait", "when",
     ],
     pltpu: ["async_copy", "emit_pipeline", "make_async_copy", "sync_copy"],
 }  # fmt: skip

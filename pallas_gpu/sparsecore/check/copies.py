@@ -190,22 +190,17 @@ def _require_tiles(access: Access, kernel: Kernel) -> None:
 
 @registry.checks(print_reference_p, machine=MACHINE)
 def _check_print(op: Op, kernel: Kernel) -> None:
-    """Raises for a part of a reference that libtpu does not log."""
     access = op.operands["ref"]
-    window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
-    shape = window.array_shape
-    if kernel.params.tiling != "compact" or access.space is SMEM:
-        return
-    if window.sizes[-2:] == shape[-2:]:
+    shape, whole = access.window.array_shape, access.window.sizes[-2:]
+    if kernel.params.tiling != "compact" or SMEM is access.space or whole == shape[-2:]:
         return
     wide = len(shape) > 1 and shape[-1] > COMPACT_ROW
-    if itemsize < WORD_BYTES or (
-        wide and kernel.starts.divisors(access)[-1] % COMPACT_ROW
-    ):
+    narrow = jnp.dtype(access.dtype).itemsize < WORD_BYTES
+    if narrow or (wide and kernel.starts.divisors(access)[-1] % COMPACT_ROW):
         raise errors.LayoutError(
             "debug_print of a part of a reference that does not start with a tile",
-            expected="32-bit elements, and in the last dimension a start that is a "
-            f"multiple of {COMPACT_ROW}; or all of the last two dimensions",
+            expected=f"32-bit elements from a multiple of {COMPACT_ROW} on, or all of "
+            "the last two dimensions",
             got=f"{_shown(access)} of {list(shape)}",
             hint='print whole rows, or pass plsc.CompilerParams(tiling="sparsecore")',
         )

@@ -9,7 +9,6 @@ from pallas_gpu.primitives.debug import debug_print_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.program.nodes import Op
 from pallas_gpu.sparsecore.check.kernel import Kernel
-from pallas_gpu.sparsecore.primitives.debug import several
 from pallas_gpu.sparsecore.primitives.sync import fetch_and_add_p, subcore_barrier_p
 from pallas_gpu.sparsecore.types import MACHINE, Space
 
@@ -43,4 +42,9 @@ def _check_scope(op: Op, kernel: Kernel) -> None:
 @registry.checks(debug_print_p, machine=MACHINE)
 def _check_print(op: Op, _: Kernel) -> None:
     if len(op.inputs) > 1:
-        raise several(len(op.inputs))
+        raise errors.UnsupportedError(
+            "debug_print of several values",
+            expected="a text, or one scalar, vector or reference",
+            got=f"{len(op.inputs)} values",
+            hint="print each of them with a debug_print of its own",
+        )

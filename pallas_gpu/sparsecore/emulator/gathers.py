@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and stores in VMEM with a position, or a mask, for each lane."""
+"""Loads and stores in VMEM with a position, or a mask, for each lane; prints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.operations.elements import Elements, known
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
+from pallas_gpu.emulator.gpu.debug import print_line
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.sparsecore.emulator.cores import Subcore
 from pallas_gpu.sparsecore.primitives import gathers
+from pallas_gpu.sparsecore.primitives.debug import print_reference_p
 from pallas_gpu.sparsecore.types import MACHINE
+from pallas_gpu.types import formats
 
 _EMULATE = registry.RuleKind.EMULATE
 
@@ -45,6 +48,11 @@ def _store_compressed(
 ) -> None:
     found = _of_mask(operands, "updated" if add else "written")
     _store(thread, found, operands["value"], add)
+
+
+@registry.register(print_reference_p, _EMULATE, MACHINE)
+def _print_reference(thread: Subcore, operands: Any, fmt: str, **_: Any) -> None:
+    print_line(formats.parse(fmt), [known(thread.read(operands["ref"]))])
 
 
 def _at_indices(operands: dict[str, Any], verb: str, lenient: bool = False) -> Elements:

@@ -41,8 +41,7 @@ def _run_scoped(thread: Subcore, step: ControlStep, ins: list[Any]) -> Run:
     ]
     refs = [thread.allocated(each) for each in declared]
     (body,) = step.plans
-    # Without others around it, it is the scope of the kernel's scratch memory; that of
-    # `get_global` has nothing else in it.
+    # That of the kernel's scratch memory, alone or alone in that of `get_global`.
     outermost = all(
         location.op.primitive is run_scoped_p and len(location.op.regions[0].ops) == 1
         for location, _ in thread.around[1:]

@@ -12,10 +12,17 @@ import numpy as np
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import jax_errors, plain, scope
+from pallas_gpu.entry.allocations import allocated
 from pallas_gpu.program.bodies import line_of_use
-from pallas_gpu.program.rewrite import Retrace
-from pallas_gpu.sparsecore.entry.globals import allocated
-from pallas_gpu.sparsecore.types import HBM, SparseCoreRef, require_stored
+from pallas_gpu.sparsecore.types import (
+    HBM,
+    Scratch,
+    Semaphore,
+    SemaphoreRef,
+    Space,
+    SparseCoreRef,
+    require_stored,
+)
 
 
 def hbm_ref(shape: Sequence[int], dtype: Any) -> SparseCoreRef:
@@ -42,14 +49,23 @@ def trace_body(
             scope.require_applied()
             closed = plain.plain(closed, mesh)
         consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
-        if not consts:
-            return allocated(closed.jaxpr, mesh.axes)
+        return allocated(closed.jaxpr, consts, mesh.axes, _declared)
 
-        def again(*given: Any) -> None:
-            Retrace().run(closed.jaxpr, given, consts)
 
-        refs = [hbm_ref(aval.shape, aval.dtype) for aval in avals]
-        return allocated(_jax.trace(again, refs, mesh.axes)[0].jaxpr, mesh.axes)
+def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
+    """Returns the declaration of what `get_global` or `jax.empty_ref` allocates."""
+    ref = eqn.outvars[0].aval
+    if isinstance(ref, SemaphoreRef):
+        return Semaphore(ref.type, tuple(ref.shape))
+    space = ref.memory_space
+    if not isinstance(space, Space) or space is HBM:
+        raise errors.MemorySpaceError(
+            f"{eqn.primitive.name} in memory that a body does not allocate",
+            expected="memory_space=plsc.VMEM, plsc.SMEM or plsc.VMEM_SHARED",
+            got=f"memory_space={getattr(space, 'name', space)}",
+            hint="pass memory_space, or declare the array in scratch_types",
+        )
+    return Scratch(space, tuple(ref.shape), ref.dtype)
 
 
 def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:

@@ -50,24 +50,12 @@ def run_scoped[T](f: Callable[..., T], *types: Any, **kw_types: Any) -> T:
 def get_global(what: Any) -> Any:
     """Returns scratch memory, or semaphores, of the whole kernel.
 
-    Each call in the source has its own, the same whenever and wherever it runs, as if
-    it were in `scratch_types`.
+    Each call in the source has its own, as if `what` were in `scratch_types`.
 
     Issued by: a subcore.
 
-    Args:
-      what: a declaration: `VMEM(...)`, `SemaphoreType.REGULAR`.
-
-    Returns:
-      The reference.
-
     Raises:
-      ArgumentTypeError: not a declaration.
-      KernelError: called outside a kernel.
-      MemorySpaceError: memory that the subcore does not have.
-
-    Example:
-      >>> arrived = plsc.get_global(plsc.SemaphoreType.REGULAR)
+      As `run_scoped`.
     """
     scope.current_mesh("get_global")
     require_declaration(what)

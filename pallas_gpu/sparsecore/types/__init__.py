@@ -27,7 +27,6 @@ from pallas_gpu.sparsecore.types.spaces import (
     SemaphoreRef,
     SemaphoreType,
     Space,
-    declaration,
     register_elements,
     require_stored,
 )
@@ -37,6 +36,6 @@ __all__ = [
     "WORD_BYTES", "CompilerParams", "Indices", "NamedRows", "ScalarSubcoreMesh",
     "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space",
     "SparseCoreInfo", "SparseCoreRef", "SubcoreMesh", "SubcoreMeshes",
-    "VectorSubcoreMesh", "declaration", "get_sparse_core_info",
-    "register_elements", "require_stored",
+    "VectorSubcoreMesh", "get_sparse_core_info", "register_elements",
+    "require_stored",
 ]  # fmt: skip

@@ -284,10 +284,3 @@ class SemaphoreType(_OfASubcore, enum.Enum):
 
     def to_ref(self) -> SemaphoreRef:
         return Semaphore(self).to_ref()
-
-
-def declaration(ref: SparseCoreRef | SemaphoreRef) -> Scratch | Semaphore:
-    """Returns what declares a reference of a type."""
-    if isinstance(ref, SemaphoreRef):
-        return Semaphore(ref.type, tuple(ref.shape))
-    return Scratch(ref.memory_space, tuple(ref.shape), ref.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a body asks for without a function of it: `get_global`."""
+"""Memory that a body asks for by a call: `get_global`, `jax.empty_ref`."""
 
 from __future__ import annotations
 
@@ -87,6 +87,43 @@ def _called(x, o):
     moved(x, o)
 
 
+def _empty(*shape, space=plsc.VMEM, dtype=jnp.float32):
+    return jax.empty_ref(jax.ShapeDtypeStruct(shape, dtype), memory_space=space)
+
+
+def _empty_arrays(x, o):
+    a, m = _empty(128), _empty(8, space=plsc.SMEM, dtype=jnp.int32)
+    plsc.sync_copy(x, a)
+    m[3] = 2
+    b = _empty(2, 128)
+    b[1] = a[...] + m[3].astype(jnp.float32)
+    plsc.sync_copy(b.at[1], o)
+
+
+def _empty_in_loops_and_branches(x, o):
+    shared = _empty(128, space=plsc.VMEM_SHARED)
+    v = _empty(128)
+    plsc.sync_copy(x, v)
+    plsc.sync_copy(v, shared)
+
+    def step(i, n):
+        v = _empty(128)
+        plsc.sync_copy(shared, v)
+
+        def doubled():
+            w = _empty(128)
+            w[...] = v[...] * 2
+            plsc.sync_copy(w, shared)
+
+        lax.cond(i != 1, doubled, lambda: None)
+        return n + v[part(0)][2].astype(jnp.int32)
+
+    n = lax.fori_loop(0, 3, step, 0)
+    plsc.sync_copy(shared, v)
+    v[...] += n.astype(jnp.float32)
+    plsc.sync_copy(v, o)
+
+
 @pytest.mark.parametrize(
     "body, expected, scratch",
     [
@@ -95,6 +132,8 @@ def _called(x, o):
         (_shared, X, (V,)),
         (_in_branches, -X, (V,)),
         (_called, X, ()),
+        (_empty_arrays, X + 2, ()),
+        (_empty_in_loops_and_branches, X * 4 + 2 + 4 + 4, ()),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
@@ -162,6 +201,30 @@ def test_not_a_declaration(x, o):
 @refused
 def test_a_call_outside_of_a_kernel():
     plsc.get_global(V)  # HERE
+
+
+@refused_by(trace)
+def test_an_empty_ref_without_a_memory(x, o):
+    jax.empty_ref(jax.ShapeDtypeStruct((128,), jnp.float32))  # HERE
+
+
+@refused_by(trace)
+def test_an_empty_ref_in_a_parallel_loop(x, o):
+    @plsc.parallel_loop(0, 4)  # HERE
+    def _(i):
+        _empty(128)
+
+
+def test_an_empty_ref_is_empty_in_each_iteration():
+    def body(x, o):
+        @plsc.loop(0, 2)
+        def _(i):
+            v = _empty(128)
+            plsc.when(i == 0)(lambda: plsc.sync_copy(x, v))
+            plsc.sync_copy(v, o)
+
+    with pytest.raises(errors.UninitializedReadError):
+        kernel(body, X, subcores=1)(X)
 
 
 def test_what_is_read_has_to_be_written():

@@ -32,8 +32,8 @@ def _debug_print(ctx: Any, *values: Array) -> list[Any]:
 @emits(print_reference_p)
 def _print_reference(ctx: Any, *invals: Any) -> list[Any]:
     part = operands(ctx, invals)["ref"]
-    text = formats.parse(ctx.op.params["fmt"]).texts[0].strip()
-    tpu.log_buffer(memory.view(part), list(part.shape), text)
+    line = formats.parse(ctx.op.params["fmt"])
+    tpu.log_buffer(memory.view(part), list(part.shape), line.texts[0].strip())
     return []
 
 
