@@ -19,7 +19,7 @@ BUDGETS = {
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14600,
     # entry/plain: loops whose loads are copies ahead.
-    "entry": 7700,
+    "entry": 7750,
     # plgpu.explain: the model, its findings, their report.
     "explanation": 1320,
     "layouts": 10230,
