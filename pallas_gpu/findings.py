@@ -8,11 +8,24 @@ id never changes its meaning.
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Json = dict[str, Any]
+
+
+def as_html(rule: str, what: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Returns a finding as HTML: its rule and its sentence, which open a table."""
+    cells = "".join(
+        f"<tr><th style='text-align:left;vertical-align:top'>{label}</th>"
+        f"<td style='text-align:left;white-space:pre-wrap'>{html.escape(text)}</td>"
+        "</tr>"
+        for label, text in rows
+    )
+    title = f"<b>{html.escape(rule)}</b>: {html.escape(what)}"
+    return f"<details open><summary>{title}</summary><table>{cells}</table></details>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,12 +187,15 @@ class Place:
     def __str__(self) -> str:
         return "" if self.file is None else f"{self.file}:{self.line} ({self.function})"
 
+    @property
+    def source(self) -> Json:
+        """The place in the kernel's source as JSON has it."""
+        return {"file": self.file, "line": self.line, "function": self.function}
+
     def to_dict(self) -> Json:
         """Returns the place as JSON has it."""
         return {
-            "file": self.file,
-            "line": self.line,
-            "function": self.function,
+            **self.source,
             "who": self.who,
             "position": dict(self.position),
             "loops": [{"at": at, "iteration": i} for at, i in self.loops],

@@ -103,11 +103,7 @@ class SlowFinding:
             "what": self.what,
             "got": self.got,
             "hint": self.hint,
-            "at": {
-                "file": self.at.file,
-                "line": self.at.line,
-                "function": self.at.function,
-            },
+            "at": self.at.source,
             "loops": [{"at": at, "iterations": n} for at, n in self.loops],
             "microseconds": 1e6 * self.seconds,
             "lost_microseconds": 1e6 * self.lost_seconds,

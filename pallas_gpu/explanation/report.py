@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pallas_gpu.explanation.findings import SlowFinding
-from pallas_gpu.findings import Json, Place
+from pallas_gpu.findings import Json, Place, as_html
 from pallas_gpu.runtime.resources_report import Resources
 
 # The version of docs/explain.schema.json. It grows when a field changes its meaning or
@@ -55,11 +55,11 @@ class KernelExplanation:
 
     def to_dict(self) -> Json:
         """Returns the explanation as JSON has it."""
-        at, used = self.defined_at, self.resources
+        used = self.resources
         return {
             "name": self.name,
             "target": self.target,
-            "defined_at": {"file": at.file, "line": at.line, "function": at.function},
+            "defined_at": self.defined_at.source,
             "microseconds": 1e6 * self.seconds,
             "bound": self.bound,
             "ctas_per_sm": self.ctas_per_sm,
@@ -162,16 +162,7 @@ class Explanation:
 def _of_kernel(kernel: KernelExplanation) -> str:
     parts = [f"<p><b>{html.escape(kernel.summary)}</b></p>"]
     for found in kernel.slow:
-        cells = "".join(
-            f"<tr><th style='text-align:left;vertical-align:top'>{label}</th>"
-            f"<td style='text-align:left;white-space:pre-wrap'>{html.escape(text)}"
-            "</td></tr>"
-            for label, text in rows(found)
-        )
-        parts.append(
-            f"<details open><summary><b>{found.kind.id}</b>: "
-            f"{html.escape(found.what)}</summary><table>{cells}</table></details>"
-        )
+        parts.append(as_html(found.kind.id, found.what, rows(found)))
     for kind, notes in kernel.notes.items():
         items = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
         parts.append(f"<details><summary>{kind}</summary><ul>{items}</ul></details>")

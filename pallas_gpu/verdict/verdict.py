@@ -12,7 +12,7 @@ from typing import Any
 
 from pallas_gpu import errors, findings
 from pallas_gpu.emulator.recorder import Kernel, Recorder
-from pallas_gpu.findings import Finding, Json, Place
+from pallas_gpu.findings import Finding, Json, Place, as_html
 
 # The version of docs/verdict.schema.json. It grows when a field changes its meaning or
 # goes; new fields and rules do not change it.
@@ -232,18 +232,10 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """Returns the report as HTML, for notebooks."""
-        parts = []
-        for found in (*self.findings, *self.not_modelled):
-            cells = "".join(
-                f"<tr><th style='text-align:left;vertical-align:top'>{label}</th>"
-                f"<td style='text-align:left;white-space:pre-wrap'>{html.escape(text)}"
-                "</td></tr>"
-                for label, text in _rows(found)
-            )
-            parts.append(
-                f"<details open><summary><b>{html.escape(found.rule.id)}</b>: "
-                f"{html.escape(found.what)}</summary><table>{cells}</table></details>"
-            )
+        parts = [
+            as_html(found.rule.id, found.what, _rows(found))
+            for found in (*self.findings, *self.not_modelled)
+        ]
         kernels = "".join(f"<li>{html.escape(str(k))}</li>" for k in self.coverage)
         return f"<b>{self._summary}</b>{''.join(parts)}<ul>{kernels}</ul>"
 
