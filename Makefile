@@ -41,7 +41,7 @@ setup:  ## make the environment and install into it (does nothing when up to dat
 demo: setup  ## first light: emulator, offline compiler, and a GPU if there is one
 	@$(BIN)/python demo/first_light.py
 
-test: setup  ## the default tier, in five minutes; with JAX=0.12 the nightly run
+test: setup  ## the default tier, in six to seven minutes; with JAX=0.12 the nightly run
 	$(PYTEST) --tier=default $(ARGS)
 
 test-all: setup  ## the default tier, then all other tests: what has to pass to land
