@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import weakref
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
@@ -97,6 +99,18 @@ def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
     return _COMPILED.lowered(params, target)
 
 
+def _constant(serialized: SerializedModule, i: int, aval: Any, value: Any) -> Any:
+    """Returns the contents of the ith array, which is kept, and two elements more.
+
+    Constants of equal contents share memory: the added elements are those of this array
+    of the kernel. Without them XLA would also compute the contents, as it does those of
+    `jnp.full` and `jnp.arange`, for each launch.
+    """
+    contents = np.full(math.prod(aval.shape) + 2, value, aval.dtype)
+    contents[-2:] = 1 << 24 | int.from_bytes(serialized.hash[:3], "little"), i
+    return contents
+
+
 def _launch(*args: Any, **params: Any) -> list[Any]:
     kernel = call.CallParams(**params)
     target = compiler.target_of(kernel, attached_target)
@@ -114,9 +128,18 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         result_avals=results,
     )
     with jax.enable_x64(True):  # else JAX would make 32 bits of 64
-        filled = [jnp.full(a.shape, x, a.dtype) for a, x in kernel.work_operands]
+        filled = [
+            _constant(serialized, i, a, x)
+            if kernel.workspace[i].array.kept
+            else jnp.full(a.shape, x, a.dtype)
+            for i, (a, x) in enumerate(kernel.work_operands)
+        ]
     n_in, n_out = len(args), len(kernel.out_avals)
-    in_place = dict(kernel.aliases) | {n_in + i: n_out + i for i in range(len(filled))}
+    in_place = dict(kernel.aliases) | {
+        n_in + i: n_out + i
+        for i in range(len(filled))
+        if not kernel.workspace[i].array.kept
+    }
     return custom_call.call(
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],

@@ -2,7 +2,9 @@
 """Arrays in GMEM that a launch adds to its arguments and results: scratch, counters.
 
 Each is a result of the launch that its caller drops. One with initial contents is an
-operand too, of the same buffer. They follow from the body alone, so that no parameter
+operand too, of the same buffer; of one that is kept the operand alone is used, which is
+a constant of the program: XLA has memory for it as long as the program is loaded, and
+does not write there. They follow from the body alone, so that no parameter
 of the kernel primitive mentions them, and no transformation needs to know them.
 """
 

@@ -77,12 +77,15 @@ class GmemArray:
       shape, dtype: of each one.
       initial: what all elements are when the launch starts; None: undefined.
       sharing: how many of them there are.
+      kept: it is the program's, and holds what the last launch left in it; `initial`
+        is what it holds when the program is loaded.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     initial: Any
     sharing: Sharing
+    kept: bool = False
 
 
 class Resource:

@@ -83,6 +83,12 @@ def test_ctas_with_several_tiles(name):
     check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2)
 
 
+@pytest.mark.parametrize("name", ["all_gather", "all_reduce, two shots"])
+def test_emitted_code(name):
+    interpret = plgpu.InterpretParams(emitted=True)
+    check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2, interpret=interpret)
+
+
 @pytest.mark.parametrize("axis", ["x", "y"])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_axis_of_a_mesh(name, axis):

@@ -82,6 +82,7 @@ class Device:
       everywhere: those of each device, if these reach each other's memory.
       axes: its position on the axes of their mesh.
       known: what all of its threads that have ended know.
+      known_at_start: what they know when they start.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Device:
         self.everywhere: Sequence[Sequence[GlobalArray]] | None = None
         self.axes: dict[Any, int] = {}
         self.known: ordering.Clock = {}
+        self.known_at_start: ordering.Clock = {}
         self._partial_results = params.partial_results or params.like_upstream
 
     def start_early(self) -> None:
@@ -114,7 +116,20 @@ class Device:
             self.execution.actors.other(),
             "the kernel before this one",
             "griddepcontrol_wait()",
+            "call griddepcontrol_wait() first; in one warpgroup alone, let the others "
+            "wait for a barrier on which it arrives afterwards",
         )
+
+    def start_alone(self) -> None:
+        """Lets the next launch start before other devices start theirs."""
+        self.earlier = Earlier(
+            self.execution.actors.other(),
+            f"the work before this kernel{self.suffix}",
+            "a signal of that device",
+            "leave out skip_device_barrier=True, or let devices signal each other "
+            "first, by semaphores of SemaphoreType.BARRIER",
+        )
+        self.known_at_start = {self.earlier.actor: self.earlier.time}
 
     def place(
         self, name: str, elements: np.ndarray, read_only: bool = True

@@ -204,6 +204,23 @@ def test_one_device_has_no_others():
     assert "metadata = false" in call_of(over(abstract((1,)), put), X)
 
 
+def test_semaphores_of_the_program_are_constants():
+    """XLA writes them once; others are filled for each launch, and written in place."""
+
+    def body(x, o, kept, other):
+        o[...] = x[...]
+        for semaphore in (kept, other):
+            programs.meet(semaphore)
+
+    types = plgpu.SemaphoreType.BARRIER, plgpu.SemaphoreType.REGULAR
+    function = over(abstract((2,)), body, scratch_types=types)
+    lowered = jax.jit(function).trace(X).lower(lowering_platforms=("cuda",)).as_text()
+    contents = re.search(r"dense<\[0, (\d+), 0\]> : tensor<3xi32>", lowered)
+    assert contents is not None and int(contents[1]) >= 1 << 24
+    aliases = re.findall(r"operand_index = (\d)", call_of(function, X))
+    assert aliases == ["2"]
+
+
 ORDERS = {"another order": (1, 0), "some of the devices": (2, 3)}
 
 
