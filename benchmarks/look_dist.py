@@ -23,6 +23,10 @@ def main():
         small(mesh)
     except Exception:
         traceback.print_exc(limit=-3)
+    try:
+        blocks(mesh)
+    except Exception:
+        traceback.print_exc(limit=-3)
     m, k, n = 16384, 4096, 14336
     ins = (jax.P(b.AXIS), jax.P(None, b.AXIS))
     args = b._random(mesh, (m, k), ins[0]), b._random(mesh, (k, n), ins[1])
@@ -66,6 +70,30 @@ def main():
     found |= {"the product alone": product, "nothing sent": unsent}
     times = b._measure(mesh, found, ins, jax.P(None, b.AXIS), args, 2)
     print({name: t.text for name, t in times.items()}, flush=True)
+
+
+def blocks(mesh):
+    """Numbers of CTAs for large arrays, and of threads' vectors."""
+    spec = jax.P(b.AXIS)
+    for name, how in (
+        ("all_gather", "kernel"),
+        ("all_reduce", "two_shot"),
+        ("reduce_scatter", "kernel"),
+        ("all_to_all", "kernel"),
+    ):
+        candidates, _ = b.COLLECTIVES[name]
+        own = (1 << 28) // (mesh.size if name == "all_gather" else 1)
+        x = b._random(mesh, (mesh.size * own // 2,), spec)
+        found = {"lax": candidates["lax"]}
+        for count in (64, 132, 264, 528):
+            f = getattr(b.collectives, name)
+            if name == "all_to_all":
+                f = functools.partial(f, split_axis=0, concat_axis=0)
+            found[str(count)] = functools.partial(
+                f, axis_name=b.AXIS, method=how, num_blocks=count
+            )
+        times = b._measure(mesh, found, spec, spec, (x,), 3)
+        print(name, {m: t.text for m, t in times.items()}, flush=True)
 
 
 def small(mesh):
