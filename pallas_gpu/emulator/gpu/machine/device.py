@@ -60,6 +60,7 @@ class Machine:
         for device in self.devices:
             device.at_end.clear()
             device.arrays.clear()
+            device.kept.clear()
             for state in device.states:
                 state.clear()
 
@@ -79,6 +80,7 @@ class Device:
       states: those of arrays, to be dropped then.
       earlier: the kernels before the launch, if that may start before they have ended.
       arrays: those in its global memory.
+      kept: those of them that outlive the launch.
       everywhere: those of each device, if these reach each other's memory.
       axes: its position on the axes of their mesh.
       known: what all of its threads that have ended know.
@@ -104,6 +106,7 @@ class Device:
         self.earlier: Earlier | None = None
         self.like_upstream = params.like_upstream
         self.arrays: list[GlobalArray] = []
+        self.kept: set[GlobalArray] = set()
         self.everywhere: Sequence[Sequence[GlobalArray]] | None = None
         self.axes: dict[Any, int] = {}
         self.known: ordering.Clock = {}
@@ -157,7 +160,8 @@ class Device:
         """Reports accesses of other devices that may take place after the kernel."""
         if self.everywhere is None:
             return
-        parts = (part for array in self.arrays for part in array.parts())
+        arrays = (array for array in self.arrays if array not in self.kept)
+        parts = (part for array in arrays for part in array.parts())
         for part in parts:
             for access in part.history.live():
                 if access.position.get("device") == self.number:

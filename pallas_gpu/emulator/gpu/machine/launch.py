@@ -202,6 +202,7 @@ class Launch:
         placed = self._device.place(name, filled, read_only=False)
         if array.kept:
             placed.earlier = None
+            self._device.kept.add(placed)
         return placed
 
     def pool(self) -> Pool:
