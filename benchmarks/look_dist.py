@@ -11,7 +11,7 @@ from jax import lax
 from benchmarks import collectives as b
 from benchmarks import timing
 from pallas_gpu.ops import matmul
-from pallas_gpu.ops.collectives import fused
+from pallas_gpu.ops.collectives import exchange, fused
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.rules import clear_cache
 
@@ -19,14 +19,11 @@ from pallas_gpu.ops.rules import clear_cache
 def main():
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), (b.AXIS,), axis_types=auto)
-    try:
-        small(mesh)
-    except Exception:
-        traceback.print_exc(limit=-3)
-    try:
-        blocks(mesh)
-    except Exception:
-        traceback.print_exc(limit=-3)
+    for look in (flagged, small, blocks):
+        try:
+            look(mesh)
+        except Exception:
+            traceback.print_exc(limit=-3)
     m, k, n = 16384, 4096, 14336
     ins = (jax.P(b.AXIS), jax.P(None, b.AXIS))
     args = b._random(mesh, (m, k), ins[0]), b._random(mesh, (k, n), ins[1])
@@ -70,6 +67,27 @@ def main():
     found |= {"the product alone": product, "nothing sent": unsent}
     times = b._measure(mesh, found, ins, jax.P(None, b.AXIS), args, 2)
     print({name: t.text for name, t in times.items()}, flush=True)
+
+
+def flagged(mesh):
+    """Elements with flags, and devices that meet, by size."""
+    spec = jax.P(b.AXIS)
+    exchange._FLAGGED_BYTES = 1 << 18
+    for name, how in (("all_gather", "kernel"), ("all_reduce", "one_shot")):
+        for size in (1 << 12, 1 << 16, 1 << 18):
+            own = size // (mesh.size if name == "all_gather" else 1)
+            x = b._random(mesh, (mesh.size * own // 2,), spec)
+            f = functools.partial(getattr(b.collectives, name), axis_name=b.AXIS)
+            found = {
+                "lax": functools.partial(f, method="lax"),
+                "flags": functools.partial(f, method=how),
+                "meet": functools.partial(f, method=how, num_blocks=132),
+                "meet, 32": functools.partial(f, method=how, num_blocks=32),
+            }
+            times = b._measure(mesh, found, spec, spec, (x,), 24)
+            print(name, size, {m: t.text for m, t in times.items()}, flush=True)
+    exchange._FLAGGED_BYTES = 1 << 16
+    clear_cache()
 
 
 def blocks(mesh):

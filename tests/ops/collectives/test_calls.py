@@ -90,10 +90,19 @@ def test_ctas_with_several_tiles(name):
     check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2)
 
 
-@pytest.mark.parametrize("name", ["all_gather", "all_reduce, two shots"])
-def test_emitted_code(name):
+EMITTED = [
+    ("all_gather", "float32"),
+    ("all_reduce, two shots", "float32"),
+    ("all_to_all", "bfloat16"),
+    ("all_reduce, one shot", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EMITTED)
+def test_emitted_code(name, dtype):
     interpret = plgpu.InterpretParams(emitted=True)
-    check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2, interpret=interpret)
+    x = numbers(8, 2048, dtype=dtype)
+    check(name, x, "d", mesh(d=2), interpret=interpret)
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])
