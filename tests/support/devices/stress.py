@@ -58,6 +58,16 @@ def product(f, x, axis_name, method):
     return f(a, w, axis_name, method=method)
 
 
+def small(f):
+    """Few elements of 16 bits, which travel with flags."""
+
+    def run(x, axis_name, method):
+        few = (x[: 1 << 13] % 16).astype(jnp.bfloat16)
+        return f(few, axis_name=axis_name, method=method)
+
+    return run
+
+
 LENGTH = 1 << 17
 CASES = {
     "all_gather": collectives.all_gather,
@@ -76,6 +86,10 @@ CASES = {
 }
 
 
+for name in ("all_gather", "reduce_scatter", "one_shot", "all_to_all"):
+    CASES[f"small {name}"] = small(CASES[name])
+
+
 def check(name, launches):
     def program(method):
         def local(x):
@@ -87,7 +101,7 @@ def check(name, launches):
 
         return over(mesh(), local)
 
-    method = name if name.endswith("shot") else "kernel"
+    method = name.split()[-1] if name.endswith("shot") else "kernel"
     ours, theirs = program(method), program("lax")
     for i in range(0, launches, IN_A_PROGRAM):
         x = jnp.arange(LENGTH * jax.device_count(), dtype=jnp.int32) * 7 % 1001 + i
@@ -97,7 +111,7 @@ def check(name, launches):
 
 def main() -> int:
     launches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    for name in ("semaphore_signal", "semaphore_signal_parallel"):
+    for name in ("semaphore_signal", "semaphore_signal_parallel", "atomic_xchg"):
         setattr(plgpu, name, delayed(getattr(plgpu, name)))
     failed = 0
     print(f"{jax.device_count()} x {jax.devices()[0].device_kind}", flush=True)
