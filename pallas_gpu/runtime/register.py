@@ -100,15 +100,15 @@ def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
 
 
 def _constant(serialized: SerializedModule, i: int, aval: Any, value: Any) -> Any:
-    """Returns the contents of the ith array, which is kept, and two elements more.
+    """Returns the contents of the ith array, which is kept, and 16 bytes more.
 
-    Constants of equal contents share memory: the added elements are those of this array
-    of the kernel. Without them XLA would also compute the contents, as it does those of
+    Constants of equal contents share memory: the added bytes are those of this array of
+    the kernel. Without them XLA would also compute the contents, as it does those of
     `jnp.full` and `jnp.arange`, for each launch.
     """
-    contents = np.full(math.prod(aval.shape) + 2, value, aval.dtype)
-    contents[-2:] = 1 << 24 | int.from_bytes(serialized.hash[:3], "little"), i
-    return contents
+    name = np.frombuffer(serialized.hash[:15] + bytes([i]), np.uint8)
+    added = name % 2 == 1 if aval.dtype == bool else name.view(aval.dtype)
+    return np.concatenate([np.full(math.prod(aval.shape), value, aval.dtype), added])
 
 
 def _launch(*args: Any, **params: Any) -> list[Any]:
