@@ -7,7 +7,7 @@ all of them, as XLA passes them: in GMEM and on the host, behind the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ def run_on_devices(
     results: Sequence[Any],
     initial: Sequence[Mapping[int, np.ndarray]],
     seed: int = 0,
-    written: Container[int] = (),
 ) -> list[list[np.ndarray]]:
     """Runs a whole kernel's module on each device.
 
@@ -52,7 +51,6 @@ def run_on_devices(
       results: shapes and dtypes of what the kernel returns.
       initial: contents of the results that are operands, too, of each device.
       seed: decides the order in which copies complete.
-      written: the operands that the kernel writes.
 
     Raises:
       NotModelled: it has an operation that the machine does not execute.
@@ -70,8 +68,7 @@ def run_on_devices(
         suffix = f" of device {device}" if devices > 1 else ""
         for i, array in enumerate(each):
             name = f"buffer {i}{suffix}"
-            read_only = i < inputs and i not in written
-            buffers.append(Buffer(_bytes(array), name, device, i + 1, read_only))
+            buffers.append(Buffer(_bytes(array), name, device, i + 1, i < inputs))
     with module.context:
         _run(module, buffers, devices, seed)
     datas = iter(buffers)

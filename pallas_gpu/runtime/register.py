@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import math
 import weakref
 from typing import Any
 
@@ -99,16 +98,24 @@ def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
     return _COMPILED.lowered(params, target)
 
 
-def _constant(serialized: SerializedModule, i: int, aval: Any, value: Any) -> Any:
-    """Returns the contents of the ith array, which is kept, and 16 bytes more.
+# Arrays that kernels keep: by the kernel, the number of the array, and the devices.
+_KEPT: dict[Any, list[jax.Array]] = {}
 
-    Constants of equal contents share memory: the added bytes are those of this array of
-    the kernel. Without them XLA would also compute the contents, as it does those of
-    `jnp.full` and `jnp.arange`, for each launch.
-    """
-    name = np.frombuffer(serialized.hash[:15] + bytes([i]), np.uint8)
-    added = name % 2 == 1 if aval.dtype == bool else name.view(aval.dtype)
-    return np.concatenate([np.full(math.prod(aval.shape), value, aval.dtype), added])
+
+def _addresses(
+    serialized: SerializedModule, i: int, aval: Any, value: Any, ids: tuple[int, ...]
+) -> np.ndarray:
+    """Returns where the ith array of a kernel, which is kept, is on each device."""
+    key = serialized.hash, i, ids
+    if key not in _KEPT:
+        gpus = {device.id: device for device in jax.local_devices(backend="cuda")}
+        contents = np.full(aval.shape, value, aval.dtype)
+        with jax.ensure_compile_time_eval():
+            made = [jax.device_put(contents, gpus[each]) for each in ids]
+            _KEPT[key] = jax.block_until_ready(made)
+    found = [array.unsafe_buffer_pointer() for array in _KEPT[key]]
+    # XLA would compute equal distances, as it does those of `jnp.arange`.
+    return np.array([*found, 0], np.int64)
 
 
 def _launch(*args: Any, **params: Any) -> list[Any]:
@@ -127,19 +134,18 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         operand_avals=[*args, *work_operands],
         result_avals=results,
     )
-    with jax.enable_x64(True):  # else JAX would make 32 bits of 64
-        filled = [
-            _constant(serialized, i, a, x)
-            if kernel.workspace[i].array.kept
-            else jnp.full(a.shape, x, a.dtype)
-            for i, (a, x) in enumerate(kernel.work_operands)
-        ]
     n_in, n_out = len(args), len(kernel.out_avals)
-    in_place = dict(kernel.aliases) | {
-        n_in + i: n_out + i
-        for i in range(len(filled))
-        if not kernel.workspace[i].array.kept
-    }
+    filled, in_place = [], dict(kernel.aliases)
+    with jax.enable_x64(True):  # else JAX would make 32 bits of 64
+        for i, (aval, value) in enumerate(kernel.work_operands):
+            if kernel.workspace[i].is_listed(kernel.devices):
+                ids = kernel.devices.present
+                added = jnp.asarray(_addresses(serialized, i, aval, value, ids))
+                results[n_out + i] = jax.ShapeDtypeStruct((), aval.dtype)
+            else:
+                added = jnp.full(aval.shape, value, aval.dtype)
+                in_place[n_in + i] = n_out + i
+            filled.append(added)
     return custom_call.call(
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
@@ -163,6 +169,7 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
         older = options.replace(ir_version=serialize.FORWARD_COMPATIBLE)
         params = {**params, "compiler_params": older}
     devices.require_one_process(ctx, call.CallParams(**params))
+    params = {**params, "devices": devices.present(ctx, params["devices"])}
     return _custom_call_rule(ctx, *args, **params)
 
 

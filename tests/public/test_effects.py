@@ -45,7 +45,7 @@ MBARRIER = "tests/lowering/families/mbarrier"
 UNIONS = "tests/entry/memory/test_unions.py"
 WORKSPACE = "tests/entry/memory/test_workspace.py"
 PEERS = "tests/lowering/families/devices/test_peers.py"
-KEPT = "test_arrays_of_the_program_are_constants"
+KEPT = "test_arrays_that_are_kept"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout

@@ -2,10 +2,10 @@
 """Arrays in GMEM that a launch adds to its arguments and results: scratch, counters.
 
 Each is a result of the launch that its caller drops. One with initial contents is an
-operand too, of the same buffer; of one that is kept the operand alone is used, which is
-a constant of the program: XLA has memory for it as long as the program is loaded, and
-does not write there. They follow from the body alone, so that no parameter
-of the kernel primitive mentions them, and no transformation needs to know them.
+operand too, of the same buffer. One that is kept may have memory of its own on devices
+of this process: the operand then has its addresses. They follow from the body alone, so
+that no parameter of the kernel primitive mentions them, and no transformation needs to
+know them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class WorkArray:
     key: Hashable
     array: types.GmemArray
     name: str = ""
+
+    def is_listed(self, devices: types.Devices | None) -> bool:
+        """Returns whether the launch passes the addresses of the array."""
+        return self.array.kept and devices is not None and bool(devices.present)
 
 
 def work_arrays(jaxpr: _jax.Jaxpr) -> tuple[WorkArray, ...]:
