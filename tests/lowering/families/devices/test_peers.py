@@ -234,7 +234,7 @@ def test_arrays_that_are_kept(here, monkeypatch):
     assert lowered.count(f"dense<{known}> : tensor<3xi64>") == 2 * here
     called = call_of(function, X)
     aliases = re.findall(r"operand_index = (\d)", called)
-    assert aliases == ["3"] if here else ["1", "2", "3"]
+    assert aliases == (["3"] if here else ["1", "2", "3"])
     assert f"skip_device_barrier = {str(here).lower()}" in called
 
 
