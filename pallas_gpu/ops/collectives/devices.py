@@ -95,7 +95,7 @@ class Group:
         Then their operands are there, and nobody uses their results any more.
 
         Args:
-          ready: a semaphore for each CTA, of the program: a device that comes first
+          ready: a semaphore for each CTA, which is kept: a device that comes first
             signals the others before they have started the kernel. `meet` resets it.
         """
         plgpu.semaphore_signal_parallel(*self._signals(ready.at[cta], me))
@@ -188,11 +188,11 @@ def launch(
       compiler_params, interpret: of the kernel.
     """
     ctas = max(1, min(ctas, units))
-    of_program = plgpu.SemaphoreType.BARRIER
+    kept = plgpu.SemaphoreType.BARRIER
     params = compiler_params or plgpu.CompilerParams()
 
     def kernel(*refs: Any) -> None:
-        ready, done = (plgpu.get_global(of_program(s)) for s in ((ctas,), ()))
+        ready, done = (plgpu.get_global(kept(s)) for s in ((ctas,), ()))
         me, cta = group.me(), lax.axis_index("cta")
         group.begin(ready, me, cta)
 

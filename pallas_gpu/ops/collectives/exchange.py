@@ -236,7 +236,7 @@ def _flagged_kernel(e: Exchange) -> Any:
     """Returns a kernel of small arrays, which takes one trip over the links.
 
     Each element is stored with the number of the call, in one word, in an array that
-    the program keeps. A device waits for the words of all devices: that they have begun
+    is kept. A device waits for the words of all devices: that they have begun
     this call says that they have read those of the call before, and there is room for
     those of two calls.
     """

@@ -29,7 +29,7 @@ class GmemStorage(Storage):
 
     Attributes:
       initial: what all elements are at first.
-      kept: whether the program has it, and not a launch.
+      kept: whether it outlives a launch.
     """
 
     initial: bool | int | float
@@ -55,9 +55,8 @@ class Gmem(MemorySpace):
       shape: positive static sizes.
       dtype: element type.
       init: a number that all elements are when the launch starts; None: undefined.
-      kept: the array is the program's: elements are `init` when it is loaded, and then
-        what the last launch has left. Other devices may access it before this one has
-        started the kernel. The program contains a copy of it: it should be small.
+      kept: elements may also be what the last launch of the kernel has left. Other
+        devices may access the array before this one has started the kernel.
 
     Raises:
       ShapeError, DTypeError: no array can have this shape or type.

@@ -77,8 +77,7 @@ class GmemArray:
       shape, dtype: of each one.
       initial: what all elements are when the launch starts; None: undefined.
       sharing: how many of them there are.
-      kept: it is the program's, and holds what the last launch left in it; `initial`
-        is what it holds when the program is loaded.
+      kept: it may also hold what the last launch of the kernel has left.
     """
 
     shape: tuple[int, ...]

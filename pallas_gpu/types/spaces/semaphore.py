@@ -93,9 +93,9 @@ class SemaphoreType(_OfALaunch, enum.Enum):
     PTX: red, atom and ld with release and acquire semantics. Since: sm_90.
 
     * `REGULAR`: a semaphore, of a launch.
-    * `BARRIER`: one of the program, which a launch finds as the last one has left it.
-      Other devices may signal it before the kernel has started on this one: with it
-      devices meet in a kernel with `CompilerParams(skip_device_barrier=True)`.
+    * `BARRIER`: one that outlives a launch. Other devices may signal it before the
+      kernel has started on this one: with it devices meet in a kernel with
+      `CompilerParams(skip_device_barrier=True)`.
 
       >>> ready = plgpu.get_global(plgpu.SemaphoreType.REGULAR((4,)))
     """
