@@ -24,7 +24,7 @@ def handle(kernel: KernelState, key: Hashable) -> vals.GmemHandle:
     params = kernel.params
     work = array(params, key)
     position = params.workspace.index(work)
-    if listed := work.is_listed(params.devices):
+    if listed := bool(work.listed(params.devices)):
         buffer = params.num_inputs + position
     else:
         buffer = len(params.jaxpr.invars) + len(params.work_operands) + position

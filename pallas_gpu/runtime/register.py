@@ -138,8 +138,7 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
     filled, in_place = [], dict(kernel.aliases)
     with jax.enable_x64(True):  # else JAX would make 32 bits of 64
         for i, (aval, value) in enumerate(kernel.work_operands):
-            if kernel.workspace[i].is_listed(kernel.devices):
-                ids = kernel.devices.present
+            if ids := kernel.workspace[i].listed(kernel.devices):
                 added = jnp.asarray(_addresses(serialized, i, aval, value, ids))
                 results[n_out + i] = jax.ShapeDtypeStruct((), aval.dtype)
             else:

@@ -37,9 +37,9 @@ class WorkArray:
     array: types.GmemArray
     name: str = ""
 
-    def is_listed(self, devices: types.Devices | None) -> bool:
-        """Returns whether the launch passes the addresses of the array."""
-        return self.array.kept and devices is not None and bool(devices.present)
+    def listed(self, devices: types.Devices | None) -> tuple[int, ...]:
+        """Returns the ids of the devices whose addresses of it the launch passes."""
+        return devices.present if self.array.kept and devices is not None else ()
 
 
 def work_arrays(jaxpr: _jax.Jaxpr) -> tuple[WorkArray, ...]:
