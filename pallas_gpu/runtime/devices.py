@@ -21,9 +21,7 @@ def attributes(params: CallParams) -> dict[str, Any]:
     if params.devices is None or params.devices.size == 1:
         return {}
     # Arrays that are kept nowhere are new in each launch, of which the barrier tells.
-    new = any(
-        w.array.kept and not w.is_listed(params.devices) for w in params.workspace
-    )
+    new = any(w.array.kept and not w.listed(params.devices) for w in params.workspace)
     skip = params.compiler_params.skip_device_barrier and not new
     found = {
         "skip_device_barrier": skip,
