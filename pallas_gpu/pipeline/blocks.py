@@ -41,7 +41,6 @@ class Stream:
       position: maps the loop's indices to the arguments of the index map: the grid
         indices, and the references that it reads.
       direct: whether the body accesses the block in GMEM, without a copy by TMA.
-      held: whether a `direct` block has a buffer in SMEM, which threads copy.
     """
 
     ref: Any
@@ -51,7 +50,6 @@ class Stream:
     name: str = ""
     position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
-    held: bool = False
 
     @property
     def buffered(self) -> bool:
@@ -227,7 +225,7 @@ class Stream:
         shape = (slots, *self.block_shape)
         return types.ScratchType(types.SMEM, shape, dtype, storage)
 
-    def where_it_fits(self, indices: Sequence[Any], by_threads: bool) -> Stream:
+    def where_it_fits(self, indices: Sequence[Any]) -> Stream:
         """Returns the stream, `direct` if the body can access its blocks in GMEM.
 
         It can where TMA cannot copy them and the body needs no buffer. If it does,
@@ -235,8 +233,6 @@ class Stream:
 
         Args:
           indices: a position of the loop.
-          by_threads: whether the threads that compute copy a block to a buffer, if
-            TMA cannot and the body needs one.
 
         Raises:
           LayoutError: nobody can copy such a block.
@@ -250,9 +246,8 @@ class Stream:
             return self
         # The body may access elements outside of the array, or relies on transforms.
         needs_buffer = bool(self.spec.transforms) or self._may_exceed
-        filled = self.spec.oob_fill_mode is not None
-        if not needs_buffer or (by_threads and not filled):
-            return dataclasses.replace(self, direct=True, held=needs_buffer)
+        if not needs_buffer:
+            return dataclasses.replace(self, direct=True)
         if of_threads is not None:
             of_threads.what = f"{self.what}: {of_threads.what}"
             raise of_threads

@@ -136,8 +136,7 @@ class Program:
             if i >= n_in:
                 self._require_own_block(everywhere)
         first = [jnp.int32(0)] * rank
-        alone = self.team is None
-        fitting = [stream.where_it_fits(first, alone) for stream in streams]
+        fitting = [stream.where_it_fits(first) for stream in streams]
         for stream in fitting:
             stream.require_smem()
         return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
