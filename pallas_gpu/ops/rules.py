@@ -216,6 +216,13 @@ Strip = Annotated[int, expect.integer(1, hint="strip is a number of tiles, e.g. 
 Stages = Annotated[
     int, expect.integer(2, hint="four hide the latency of copies on an H200")
 ]
+# Rows, columns and depth of a tile of 16-bit types. wgmma: M is a multiple of 64, N at
+# most 256, K a multiple of 16; TMA's 16-byte rows and the swizzle need N in multiples
+# of 16.
+_NO_OTHERS = "the tensor core supports no others"
+TileM = Annotated[int, expect.multiple(64, hint=_NO_OTHERS)]
+TileN = Annotated[int, expect.multiple(16, 256, hint=_NO_OTHERS)]
+TileK = Annotated[int, expect.multiple(16, hint=_NO_OTHERS)]
 Array = Annotated[Any, array]
 Factor = Annotated[Any, expect.optional(number_or_array)]
 Interpret = Annotated[
@@ -245,21 +252,3 @@ def vary_alike(operands: Any) -> Any:
         return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
 
     return jax.tree.map(convert, operands) if union else operands
-
-
-def require_tile(what: str, m: int, n: int, k: int) -> None:
-    """Checks a tile of a product of 16-bit types by wgmma.
-
-    wgmma: M is a multiple of 64, N at most 256, K a multiple of 16; TMA's 16-byte rows
-    and the swizzle need N in multiples of 16.
-
-    Raises:
-      ArgumentError: the tensor core does not support it.
-    """
-    if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
-        raise errors.ArgumentError(
-            f"{what}: the tensor core does not support this tile",
-            expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
-            got=f"tile_m={m}, tile_n={n}, tile_k={k}",
-            hint=f"start from {what}()",
-        )
