@@ -95,13 +95,8 @@ def check_narrow(who: str, a: Any, b: Any, other: jnp.dtype, hint: str) -> None:
     """Raises DTypeError unless both are 8-bit floats, or both of another type."""
     types = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
     if not set(types) <= {*FLOAT8} and set(types) != {other}:
-        raise errors.DTypeError(
-            f"{who}: these element types are not supported",
-            expected="float8_e4m3fn or float8_e5m2 for each operand, or "
-            f"{other.name} for both",
-            got=f"{types[0].name} and {types[1].name}",
-            hint=hint,
-        )
+        wanted = "float8_e4m3fn or float8_e5m2 for each operand, or "
+        raise no_types(who, f"{wanted}{other.name} for both", a, b, hint=hint)
 
 
 def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:
@@ -114,15 +109,67 @@ def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:
     )
 
 
+def check_array(
+    who: str,
+    name: str,
+    x: Any,
+    shapes: Sequence[tuple[int, ...]],
+    each: str,
+    dtype: Any = None,
+) -> None:
+    """Checks an array's shape, one of several, and its element type, if it is given.
+
+    Args:
+      each: what its elements are, in the hint.
+
+    Raises:
+      ShapeError, DTypeError: they are others.
+    """
+    if tuple(x.shape) not in shapes:
+        *others, last = map(str, dict.fromkeys(map(tuple, shapes)))
+        raise errors.ShapeError(
+            f"{who}: the shape of {name} does not match",
+            expected=f"{', '.join(others)} or {last}" if others else last,
+            got=tuple(x.shape),
+            hint=each,
+        )
+    if dtype is not None and x.dtype != dtype:
+        wanted = jnp.dtype(dtype).name
+        raise errors.DTypeError(
+            f"{who}: {name} is not of type {wanted}",
+            expected=wanted,
+            got=jnp.dtype(x.dtype).name,
+            hint=f"convert it with astype(jnp.{wanted})",
+        )
+
+
 def check_bias(who: str, bias: Any, n: int) -> None:
     """Raises ShapeError unless a bias has a value for each column."""
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise errors.ShapeError(
-            f"{who}: the bias does not match the columns",
-            expected=f"({n},)",
-            got=tuple(bias.shape),
-            hint="it is added to each row of the result",
+    if bias is not None:
+        each = "it is added to each row of the result"
+        check_array(who, "the bias", bias, [(n,)], each)
+
+
+def as_int32(who: str, what: str, x: Any) -> jax.Array:
+    """Returns integers as int32; raises DTypeError for other arrays."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise errors.DTypeError(
+            f"{who}: {what} are not integers",
+            expected="int32, or another integer type",
+            got=x.dtype,
+            hint=f"{what}.astype(jnp.int32)",
         )
+    return x.astype(jnp.int32)
+
+
+def no_types(who: str, expected: str, *arrays: Any, hint: str = "") -> Exception:
+    """Returns the error that there is no kernel for the types of operands."""
+    return errors.DTypeError(
+        f"{who}: these element types are not supported",
+        expected=expected,
+        got=" and ".join(jnp.dtype(x.dtype).name for x in arrays if x is not None),
+        hint=hint or "convert the operands with astype",
+    )
 
 
 def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:

@@ -189,18 +189,12 @@ def _chosen(
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)
         return AttentionConfig()
-    given = None if compiler_params is None else compiler_params.target
-    is_for_hopper = isinstance(config, AttentionConfig)
-    needed = arch.Feature.WGMMA if is_for_hopper else arch.Feature.TCGEN05
-    if given is None or arch.target(given).has(needed):
-        return config
-    raise errors.ArgumentError(
-        "attention: the configuration is for another target",
-        expected="AttentionConfig(...) for sm_90a, BlackwellAttentionConfig(...) for "
-        "sm_100a",
-        got=f"{type(config).__name__} and target={given!r}",
-        hint="omit config or target",
-    )
+    needed = {
+        AttentionConfig: arch.Feature.WGMMA,
+        BlackwellAttentionConfig: arch.Feature.TCGEN05,
+    }
+    targets.require("attention", config, compiler_params, needed)
+    return config
 
 
 def _check_for_blackwell(

@@ -118,8 +118,8 @@ class BlackwellAttentionConfig:
       ArgumentError: sizes that the tensor core does not support.
     """
 
-    # A block of K is the N of one product, one of V the K of the other, whose left operand
-    # is read from TMEM 16 elements at a time.
+    # A block of K is the N of one product, one of V the K of the other, whose left
+    # operand is read from TMEM 16 elements at a time.
     block_kv: TileN = 128
     stages: Positive = 2
     heads_together: Positive = 8

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors
+from pallas_gpu import arch
 from pallas_gpu.ops import targets
 from pallas_gpu.ops.gemm import (
     blackwell,
@@ -156,21 +156,3 @@ def turned(
 def _cost(p: Problem, config: Any) -> float:
     family = few_heuristic if isinstance(config, SplitMatmulConfig) else heuristic
     return family.cost(p, config)
-
-
-def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> None:
-    """Checks that a configuration is for the target of the parameters.
-
-    Raises:
-      ArgumentError: the parameters have another target.
-    """
-    given = None if compiler_params is None else compiler_params.target
-    if given is None or arch.target(given).has(FAMILIES[type(config)][1]):
-        return
-    raise errors.ArgumentError(
-        "matmul: the configuration is for another target",
-        expected="MatmulConfig(...) or SplitMatmulConfig(...) for sm_90a, "
-        "BlackwellMatmulConfig(...) for sm_100a",
-        got=f"{type(config).__name__} and target={given!r}",
-        hint="omit config or target",
-    )

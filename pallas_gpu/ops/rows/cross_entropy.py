@@ -17,7 +17,7 @@ from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
 from pallas_gpu.ops.rows.rows import Launch
-from pallas_gpu.ops.rules import Array, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, as_int32, no_types, vary_alike
 
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
@@ -97,7 +97,8 @@ def linear_cross_entropy(
     launch = Launch("linear_cross_entropy", params, interpret)
     options = _Options(transpose_w, launch)
     rows = x.reshape(-1, x.shape[-1])
-    operands = rows, w, labels.reshape(-1).astype(jnp.int32)
+    labels = as_int32("linear_cross_entropy", "labels", labels)
+    operands = rows, w, labels.reshape(-1)
     loss, logsumexp = _losses(options, *vary_alike(operands))
     loss, logsumexp = (r.reshape(labels.shape) for r in (loss, logsumexp))
     return (loss, logsumexp) if return_logsumexp else loss
@@ -115,19 +116,7 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
             hint="transpose_w says that w is (classes, depth)",
         )
     if x.dtype != w.dtype or x.dtype not in (jnp.float16, jnp.bfloat16):
-        raise errors.DTypeError(
-            "linear_cross_entropy: these element types are not supported",
-            expected="float16 or bfloat16 for x and w",
-            got=f"{x.dtype} and {w.dtype}",
-            hint="convert them with astype",
-        )
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise errors.DTypeError(
-            "linear_cross_entropy: labels are not integers",
-            expected="integers",
-            got=labels.dtype,
-            hint="a label is the number of a class",
-        )
+        raise no_types("linear_cross_entropy", "float16 or bfloat16 for x and w", x, w)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
