@@ -38,11 +38,7 @@ def result_type(
     expected: str | None = None,
     what: str = "the result",
 ) -> jnp.dtype:
-    """Returns an element type.
-
-    Raises:
-      DTypeError: it is not one of those allowed.
-    """
+    """Returns an element type."""
     found = as_dtype(dtype)
     if found in allowed:
         return found  # type: ignore[return-value]
@@ -77,11 +73,7 @@ def check_operands(
     rows: str = "M",
     groups: str = "",
 ) -> tuple[int, int]:
-    """Returns K and N of (rows, K) and (groups K, N), or (groups N, K) if transposed.
-
-    Raises:
-      ShapeError: they are not the shapes of a product.
-    """
+    """Returns K and N of (rows, K) and (groups K, N), transposed: (groups N, K)."""
     deep, wide = (-1, -2) if transposed else (-2, -1)
     ranks = len(a.shape) == 2 or (rows == "..." and len(a.shape) > 0)
     ranks &= len(b.shape) == (3 if groups else 2)
@@ -121,9 +113,6 @@ def check_array(
 
     Args:
       each: what its elements are, in the hint.
-
-    Raises:
-      ShapeError, DTypeError: they are others.
     """
     if tuple(x.shape) not in shapes:
         *others, last = map(str, dict.fromkeys(map(tuple, shapes)))

@@ -42,9 +42,6 @@ def require(
 
     Args:
       needed: what the kernel of each type of configurations needs.
-
-    Raises:
-      ArgumentError: the parameters have another target.
     """
     given = None if compiler_params is None else compiler_params.target
     if given is None or arch.target(given).has(needed[type(config)]):

@@ -99,9 +99,6 @@ class Stream:
 
         An index that is a sum of multiples of positions determines them if each
         multiple exceeds what the smaller ones add up to, like the digits of a number.
-
-        Args:
-          sizes: the axes of the loop that change the block, and their sizes.
         """
         entries = self.spec.block_shape or ()
         slope = {axis: self._steps(axis) for axis in sizes}
@@ -160,16 +157,7 @@ class Stream:
             scope.called_from(self.spec.index_map, copy)
 
     def require_block_indices(self, axis: int, size: int) -> None:
-        """Refuses an index in elements, whose last block is outside of the array.
-
-        Args:
-          axis: of the loop.
-          size: of that axis.
-
-        Raises:
-          OutOfBoundsError: the index grows by the block's size with the position, and
-            blocks at the end of the axis are outside of the array.
-        """
+        """Refuses an index in elements, whose last block is outside of the array."""
         shape, index_map = self.spec.block_shape, self.spec.index_map
         if shape is None or index_map is None or self.spec.oob_fill_mode is not None:
             return
@@ -195,11 +183,7 @@ class Stream:
     # --- its buffers ------------------------------------------------------------------
 
     def require_smem(self) -> None:
-        """Refuses a whole array that no target's SMEM can hold.
-
-        Raises:
-          OutOfResources: there is no block shape, and the array is larger.
-        """
+        """Refuses a whole array that no target's SMEM can hold."""
         target = arch.target(arch.DEFAULT_TARGET)
         limit = types.SMEM.budget(target)
         elements = math.prod(self.ref.shape)
@@ -230,12 +214,6 @@ class Stream:
 
         It can where TMA cannot copy them and the body needs no buffer. If it does,
         `copy_gmem_to_smem` and `copy_smem_to_gmem` copy them by threads.
-
-        Args:
-          indices: a position of the loop.
-
-        Raises:
-          LayoutError: nobody can copy such a block.
         """
         if not self.buffered:
             return self
@@ -254,11 +232,7 @@ class Stream:
         return self
 
     def in_gmem(self) -> Stream:
-        """Returns the stream; the body accesses its blocks where they are.
-
-        Raises:
-          UnsupportedError: a block is padded.
-        """
+        """Returns the stream; the body accesses its blocks where they are."""
         whole = self.block_shape == tuple(self.ref.shape)
         if self.spec.block_shape is None or whole:
             return self
@@ -327,17 +301,7 @@ def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) 
 
 
 def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
-    """Returns the stream if its spec has an effect.
-
-    Args:
-      stream: an input or output of a pipeline.
-      output: which of the two.
-      multicast: whether the pipeline supports collective axes of inputs.
-
-    Raises:
-      MemorySpaceError: blocks in another memory.
-      UnsupportedError: a field of the spec that the pipeline does not use.
-    """
+    """Returns the stream if its spec has an effect."""
     spec = stream.spec
     if spec.memory_space not in (None, types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(

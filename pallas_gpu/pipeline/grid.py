@@ -47,13 +47,7 @@ class Grid:
 
     @classmethod
     def of(cls, sizes: Any, params: types.CompilerParams, name: str) -> Grid:
-        """Returns the grid of a call.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: a size is not an integer or is negative; the
-            semantics do not match the axes.
-          UnsupportedError: the size of a parallel axis is not static.
-        """
+        """Returns the grid of a call."""
         sizes = grid_sizes(sizes, f"pallas_call {name}: grid")
         sequential = _sequential_axes(params, sizes, name)
         ctas = int(params.persistent) or None
@@ -179,11 +173,7 @@ class Grid:
 
 
 def team_of(count: int | None, axis: str | None, grid: Grid, name: str) -> Team | None:
-    """Returns the warpgroups of a block: `count` that compute; None: one alone.
-
-    Raises:
-      ArgumentError: there is a number without a name, or a name without a number.
-    """
+    """Returns the warpgroups of a block: `count` that compute; None: one alone."""
     if count is None and axis is None:
         return None
     if count is None or axis is None:

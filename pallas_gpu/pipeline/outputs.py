@@ -191,13 +191,7 @@ class Outputs:
         return memory[barrier].at[ring_index(step, self.steps.slots)]
 
     def store(self, memory: dict[str, Any], refs: Sequence[Any], step: Any) -> None:
-        """Starts the copies of the blocks that a step completes.
-
-        Args:
-          memory: buffers and barriers.
-          refs: the buffers of the step.
-          step: the step.
-        """
+        """Starts the copies of the blocks that a step completes."""
         if self.moving:
             tma.commit_smem()
             copies = functools.partial(self._store, refs, step)

@@ -180,11 +180,7 @@ def _chosen(
     compiler_params: plgpu.CompilerParams | None,
     head_dim: int,
 ) -> AttentionConfig | BlackwellAttentionConfig:
-    """Returns the configuration, or any; its type says which kernel is meant.
-
-    Raises:
-      ArgumentError: the one given is for another target than the parameters.
-    """
+    """Returns the configuration, or any; its type says which kernel is meant."""
     if config is None:
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)

@@ -26,11 +26,7 @@ _HALVES = jnp.float16, jnp.bfloat16
 def factor(
     who: str, name: str, value: Any, shapes: Sequence[tuple[int, ...]], each: str
 ) -> Any:
-    """Returns a factor: a positive number, by default 1.0, or float32 of some shape.
-
-    Raises:
-      ArgumentError, ShapeError, DTypeError: it is neither.
-    """
+    """Returns a factor: a positive number, by default 1.0, or float32 of some shape."""
     if value is None:
         return 1.0
     if hasattr(value, "shape"):
@@ -82,11 +78,7 @@ def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
 
 
 def result_dtype(dtype: Any, out_dtype: Any) -> Any:
-    """Returns the type of the result.
-
-    Raises:
-      DTypeError: it is not supported for operands of this type.
-    """
+    """Returns the type of the result."""
     of_narrow = jnp.bfloat16, jnp.float16
     allowed = [*map(jnp.dtype, of_narrow if narrow.is_narrow(dtype) else (dtype,))]
     if out_dtype is None:
@@ -100,10 +92,6 @@ def scales(q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Any:
 
     Returns:
       (batch or 1, heads, 2) float32; heads are those of Q.
-
-    Raises:
-      ArgumentError: factors of operands that are not float8, or not positive.
-      ShapeError, DTypeError: factors that do not fit the operands.
     """
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if not narrow.is_narrow(q.dtype):
@@ -178,12 +166,7 @@ def bounds(window: Any) -> tuple[int | None, int | None]:
 
 
 def take(x: Operands, packed: bool) -> Operands:
-    """Returns the operands in their normal form.
-
-    Raises:
-      ShapeError, DTypeError: an array that does not fit q, k and v.
-      ArgumentError: arrays that exclude each other, or that come in pairs.
-    """
+    """Returns the operands in their normal form."""
     _pair("q_segment_ids", x.q_ids, "kv_segment_ids", x.kv_ids)
     _pair("cu_seqlens_q", x.q_starts, "cu_seqlens_kv", x.kv_starts)
     if packed:

@@ -125,11 +125,6 @@ def turned(
 
     The tensor core reads types other than 16-bit ones along K alone. Hopper's kernel
     transposes one float32 operand on its way to the tensor core, its left one.
-
-    Args:
-      p: the problem as the caller states it.
-      config: a configuration, or None.
-      compiler_params: see `choose`.
     """
     if p.dtype.itemsize == 2:
         return ""

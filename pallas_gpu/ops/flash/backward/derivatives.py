@@ -49,12 +49,7 @@ def _run(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def differentiable(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result and logsumexp; they have derivatives.
-
-    Raises:
-      DifferentiationError: that of an operand that has none.
-      UnsupportedError: derivatives of a problem that the backward pass does not have.
-    """
+    """Returns the result and logsumexp; they have derivatives."""
     return _run(p, x)
 
 
@@ -148,12 +143,7 @@ def _shifted(numbers: jax.Array) -> jax.Array:
 
 
 def backward_problem(p: Problem[Any]) -> BackwardProblem:
-    """Returns the problem of the derivatives.
-
-    Raises:
-      ArgumentError: a configuration that does not fit the registers.
-      UnsupportedError: an option without derivatives.
-    """
+    """Returns the problem of the derivatives."""
     _check_options(p)
     config = p.backward or _default_config(p)
     if p.deterministic or p.bias is not None:
