@@ -171,3 +171,53 @@ def test_a_block_that_threads_copy_may_be_stored_at_its_last_step_only(name):
 
     rows = np.tile(x.sum(axis=0), (-(-shape[0] // 16), 1))
     everywhere.check(make, [x], rows[: shape[0]])
+
+
+# Shape, block, and steps of a grid that may exceed the array.
+SPECIALIZED = {
+    "rows of 12 bytes": ((22, 3), (4, 3), (5, 1)),
+    "columns of 20 bytes": ((16, 15), (8, 5), (2, 3)),
+    "over the edge": ((13, 9), (5, 4), (3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SPECIALIZED)
+def test_the_memory_warpgroup_copies_blocks_by_threads(name):
+    """Compares twice the part of an array that the grid of a pipeline covers."""
+    shape, block, grid = SPECIALIZED[name]
+    spec = plgpu.BlockSpec(block, lambda i, j: (i, j))
+
+    def step(_, x, o):
+        @plgpu.when(jax.lax.axis_index("wg") == 0)
+        def _():
+            o[...] = 2 * x[...]
+
+    def body(x, o):
+        plgpu.emit_pipeline_warp_specialized(
+            step, grid=grid, in_specs=[spec], out_specs=[spec], wg_axis="wg",
+            num_compute_wgs=2, memory_registers=40,
+        )(x, o)  # fmt: skip
+
+    x = numbers(*shape)
+    part = tuple(slice(n * g) for n, g in zip(block, grid, strict=True))
+    make = everywhere.kernel(body, x, threads={"wg": 3})
+
+    def partly(interpret):
+        if interpret is not None:
+            interpret = plgpu.InterpretParams(seed=1, partial_results=True)
+        return lambda x: make(interpret)(x)[part]
+
+    everywhere.check(partly, [x], 2 * x[part])
+
+
+def test_the_first_of_several_warpgroups_copies_without_a_sequential_axis():
+    def body(x, o):
+        rows = plgpu.ds(jax.lax.axis_index("wg") * 2, 2)
+        o[rows] = x[rows] + 1
+
+    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
+    make = called(
+        body, f32(7, 3), in_specs=[spec], out_specs=spec, grid=2, num_threads=2,
+        thread_name="wg",
+    )  # fmt: skip
+    everywhere.check(make, [numbers(7, 3)], numbers(7, 3) + 1)

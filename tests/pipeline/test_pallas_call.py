@@ -263,6 +263,12 @@ MISTAKES = {
     "unknown semantics": {
         "compiler_params": plgpu.CompilerParams(dimension_semantics=["serial"])
     },
+    "a delay of all buffers": {
+        "in_specs": [rows(delay_release=2)],
+        "compiler_params": plgpu.CompilerParams(
+            dimension_semantics=["arbitrary"], max_concurrent_steps=2
+        ),
+    },
     "a result of several CTAs without a spec": {"grid": (2, 3), "out_specs": None},
     "one block of several CTAs": {"grid": (2, 3), "out_specs": WHOLE},
     "rows of several CTAs": {"grid": (2, 3), "out_specs": rows(only_rows)},

@@ -18,7 +18,7 @@ from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfi
 from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import APPROXIMATE, Operands, Problem
-from pallas_gpu.ops.rules import Array, Factor, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Factor, Interpret, aligned, vary_alike
 
 _BLACKWELL_HEAD_DIMS = 64, 128
 
@@ -144,8 +144,8 @@ def attention(
     if narrow.is_narrow(q.dtype):
         _check_narrow(chosen, packed)
         depth = narrow.DEPTH
-    deep = [operands.padded(y, depth) for y in (q, k)]
-    x = x._replace(q=deep[0], k=deep[1], v=operands.padded(v))
+    deep = [aligned(y, depth) for y in (q, k)]
+    x = x._replace(q=deep[0], k=deep[1], v=aligned(v, operands.HEAD_DIM_MULTIPLE))
     params = compiler_params or APPROXIMATE
     if isinstance(chosen, BlackwellAttentionConfig):
         params = dataclasses.replace(params, target=arch.SM_100A.name)

@@ -72,11 +72,6 @@ def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
         raise no_types("attention", wanted, q, k, v)
 
 
-def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
-    missing = -x.shape[-1] % multiple
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
-
-
 def result_dtype(dtype: Any, out_dtype: Any) -> Any:
     """Returns the type of the result."""
     of_narrow = jnp.bfloat16, jnp.float16

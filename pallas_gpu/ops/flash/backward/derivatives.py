@@ -25,8 +25,8 @@ from pallas_gpu.ops.flash.backward.problem import SHIFTS, BackwardProblem, sched
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
 from pallas_gpu.ops.flash.forward import hopper as forward
 from pallas_gpu.ops.flash.masks import Mask
-from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import Operands, Problem, Sizes, packed_tiles
+from pallas_gpu.ops.rules import aligned
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
 _LONG, _HEADS_OF_LONG = 4096, 4
@@ -70,7 +70,7 @@ def _backward(p: Problem[Any], residuals: Any, cotangents: Any) -> tuple[Operand
     do = jnp.zeros_like(out) if do is None else do
     arrays = x._asdict() | {"out": out, "do": do.astype(x.q.dtype), "lse": lse}
     for names, depth in ((("q", "k"), b.head_dim), (("v", "out", "do"), b.v_dim)):
-        arrays |= {name: padded(arrays[name], depth) for name in names}
+        arrays |= {name: aligned(arrays[name], depth) for name in names}
     if dlse is not None:
         arrays["dlse"] = dlse
     found = _derivatives(b, arrays, with_bias=of_bias is not None)
@@ -101,8 +101,8 @@ def _derivatives(
     of_rows = rows.make_kernel(p, own)(arrays)
     arrays |= {"lse": of_rows["lse2"], "delta": of_rows["delta"]}
     if p.mask.segments:
-        arrays["q_ids"] = padded(q_ids, p.padded_q_len)
-        arrays["kv_ids"] = padded(kv_ids, plgpu.align_to(p.kv_len, p.block_kv))
+        arrays["q_ids"] = aligned(q_ids, p.padded_q_len)
+        arrays["kv_ids"] = aligned(kv_ids, plgpu.align_to(p.kv_len, p.block_kv))
         tile = p.block_kv, p.config.block_q
         arrays["of_segments"] = masks.segment_blocks(kv_ids, q_ids, *tile)
     if p.bias is not None:
