@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.pipeline.loops import grid_sizes, nd_loop, planar_snake, unravel
+from pallas_gpu.pipeline.loops import grid_sizes, nd_loop, unravel
+from pallas_gpu.pipeline.specialized.tiles import TileSchedule
 from pallas_gpu.pipeline.team import Team
 from pallas_gpu.types.mesh import NUMBERED_AXIS
 
@@ -166,10 +166,10 @@ class Grid:
         if self.strip is None:
             return unravel(self.tile, sizes)
         *batch, rows, columns = sizes
-        plane = np.int32(rows * columns)
-        within = lax.rem(self.tile, plane) if batch else self.tile
-        outer = unravel(lax.div(self.tile, plane), batch) if batch else ()
-        return (*outer, *planar_snake(within, (rows, columns), 1, self.strip))
+        plane, each = (rows, columns), math.prod(batch)
+        tiles = TileSchedule(plane, (1, 1), batch=each, minor=1, strip=self.strip)
+        outer, *place = tiles.position(self.tile)
+        return (*unravel(outer, batch), *place)
 
 
 def team_of(count: int | None, axis: str | None, grid: Grid, name: str) -> Team | None:

@@ -207,11 +207,7 @@ class ScaledMatmulConfig(Tiling):
       tile_n: columns of a block's tile; 128 where there are scales of blocks.
       consumers: warpgroups that multiply, 2 or 3; a block has as many tiles of rows.
       stages: SMEM buffers of the ring.
-      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
-        A, `"m"` the columns of B, None has no clusters.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
+      cluster, minor, strip, blocks: as of `MatmulConfig`.
       zigzag: whether every other tile of a block goes through K backwards: it often
         needs the same columns of B as the one before, whose last part the L2 still
         holds. The last bits of a sum then depend on the position of its tile: equal
@@ -462,9 +458,7 @@ class BlackwellMatmulConfig(Pairs):
       epilogue_n: columns that are stored at once; None: 128 bytes of the result.
       collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for
         half of the columns of B, which leaves space for more stages.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
+      minor, strip, blocks: as of `MatmulConfig`.
       dynamic: whether blocks take the next tile when they are free, by cluster launch
         control, instead of every `blocks`-th one. Then the roles are warpgroups.
 
@@ -517,10 +511,7 @@ class BlockScaledMatmulConfig(Pairs):
       stages: SMEM buffers of the ring; None: as many as there is SMEM for.
       collective: whether two blocks share a tile of 256 rows. Each then loads half of
         the columns of B, and the scales of all.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      dynamic: see `BlackwellMatmulConfig`.
+      minor, strip, blocks, dynamic: as of `BlackwellMatmulConfig`.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
