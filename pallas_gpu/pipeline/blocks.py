@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import scope
@@ -19,7 +20,7 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     loop_axis,
 )
-from pallas_gpu.primitives import _engines
+from pallas_gpu.primitives import _engines, mbarrier, registers, tma
 from pallas_gpu.primitives.indices.facts import Fact
 
 
@@ -40,7 +41,8 @@ class Stream:
       name: the body's name of the block.
       position: maps the loop's indices to the arguments of the index map: the grid
         indices, and the references that it reads.
-      direct: whether the body accesses the block in GMEM, without a copy by TMA.
+      direct: whether the body accesses the block in GMEM, without a copy.
+      by_elements: whether elements share bytes with others: they are loaded and stored.
     """
 
     ref: Any
@@ -50,6 +52,7 @@ class Stream:
     name: str = ""
     position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
+    by_elements: bool = False
 
     @property
     def buffered(self) -> bool:
@@ -213,7 +216,7 @@ class Stream:
         """Returns the stream, `direct` if the body can access its blocks in GMEM.
 
         It can where TMA cannot copy them and the body needs no buffer. If it does,
-        `copy_gmem_to_smem` and `copy_smem_to_gmem` copy them by threads.
+        `copy_gmem_to_smem` and `copy_smem_to_gmem` copy them by threads, in bytes.
         """
         if not self.buffered:
             return self
@@ -226,10 +229,33 @@ class Stream:
         needs_buffer = bool(self.spec.transforms) or self._may_exceed
         if not needs_buffer:
             return dataclasses.replace(self, direct=True)
-        if of_threads is not None:
+        if of_threads is not None and self.spec.oob_fill_mode is not None:
             of_threads.what = f"{self.what}: {of_threads.what}"
             raise of_threads
-        return self
+        return dataclasses.replace(self, by_elements=of_threads is not None)
+
+    def load_elements(self, indices: Sequence[Any], buffer: Any, full: Any) -> None:
+        """Copies a block; elements outside of the array are 0."""
+        inside = self._inside(indices)
+        buffer[...] = registers.load(self.window(indices), mask=inside)
+        tma.commit_smem()
+        mbarrier.barrier_arrive(full)
+
+    def store_elements(self, buffer: Any, indices: Sequence[Any]) -> None:
+        """Stores the elements of a block that are inside of the array."""
+        view, inside = self.window(indices), self._inside(indices)
+        registers.store(view, (), buffer[...], mask=inside)
+
+    def _inside(self, indices: Sequence[Any]) -> Any:
+        """Returns which elements of a block are inside of the array, as bools."""
+        shape, squeezed = self.block_shape, self.spec.squeezed(len(self.sizes))
+        inside = jnp.ones(shape, bool)
+        starts = zip(self.starts(indices), self.ref.shape, squeezed, strict=True)
+        kept = [(start, n) for start, n, gone in starts if not gone]
+        for axis, (start, n) in enumerate(kept):
+            places = lax.broadcasted_iota(jnp.int32, shape, axis) + jnp.int32(start)
+            inside = inside & (places >= 0) & (places < n)
+        return inside
 
     def in_gmem(self) -> Stream:
         """Returns the stream; the body accesses its blocks where they are."""

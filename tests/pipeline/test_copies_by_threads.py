@@ -221,3 +221,23 @@ def test_the_first_of_several_warpgroups_copies_without_a_sequential_axis():
         thread_name="wg",
     )  # fmt: skip
     everywhere.check(make, [numbers(7, 3)], numbers(7, 3) + 1)
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("semantics", ["parallel", "arbitrary"])
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [(jnp.int4, 3), (jnp.uint2, 6)], ids=["int4", "uint2"]
+)
+def test_elements_that_share_bytes_with_others(dtype, columns, semantics, threads):
+    def body(x, o):
+        rows = plgpu.ds(jax.lax.axis_index("wg") * 2, 2) if threads else slice(None)
+        o[rows] = x[rows]
+
+    x = (np.arange(7 * columns) % 4).reshape(7, columns).astype(dtype)
+    spec = plgpu.BlockSpec((4, columns), lambda i: (i, 0))
+    make = called(
+        body, jax.ShapeDtypeStruct(x.shape, dtype), grid=2, in_specs=[spec],
+        out_specs=spec, num_threads=threads, thread_name=threads and "wg",
+        compiler_params=plgpu.CompilerParams(dimension_semantics=(semantics,)),
+    )  # fmt: skip
+    everywhere.check(make, [x], x)

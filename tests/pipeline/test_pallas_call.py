@@ -297,16 +297,6 @@ def test_an_index_map_does_not_close_over_an_array(make):
     check(add_one, [numbers()], numbers(), **IN_ROWS | {"in_specs": [spec]})
 
 
-@refused
-def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
-    def body(x, o):  # HERE
-        pass
-
-    x, spec = jnp.zeros((7, 3), jnp.int4), rows(shape=(4, 3))
-    threads = {"num_threads": 2, "thread_name": "wg"}
-    check(body, [x], x, in_specs=[spec], out_specs=spec, grid=2, **threads)
-
-
 @pytest.mark.parametrize("body", [lambda x, o: x[...], lambda x: None])  # HERE
 @refused
 def test_a_body_takes_its_references_and_returns_nothing(body):
