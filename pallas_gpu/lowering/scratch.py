@@ -150,7 +150,7 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
         room = granules * SCRATCH_GRANULE_BYTES * issuers
         kernel.plan = kernel.plan.with_room(min(room, kernel.plan.scratch_limit_bytes))
     result = of_issuer(kernel)
-    notes.take(lambda: notes.exchange(wanted_bytes))
+    notes.take(lambda: slow.exchange(wanted_bytes))
     if result is not None and wanted_bytes > MOST_EMITTED * result.size_bytes:
         slow.in_many_rounds(wanted_bytes, result.size_bytes, kernel.where)
     return result
@@ -167,7 +167,7 @@ def relayouted(kernel: KernelState, x: RegisterArray, target: Placement) -> Any:
         with notes.suspended():
             room = for_data(kernel, wanted)
     held = available if room is None else room.size_bytes
-    notes.take(lambda: notes.conversion(x, target, held, wanted))
+    notes.take(lambda: slow.conversion(x, target, held, wanted))
     return relayout.relayout(x, target, room)
 
 

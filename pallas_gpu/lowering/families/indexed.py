@@ -19,7 +19,7 @@ from pallas_gpu.emitters.registers import default_placement, spread_layout
 from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.access_plan import Kind
-from pallas_gpu.lowering import notes
+from pallas_gpu.lowering import notes, slow
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
@@ -181,7 +181,7 @@ def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 def _note(elements: indexed.Elements, layout: Placement | None, kind: Kind) -> None:
     notes.take(
-        lambda: notes.by_element(
+        lambda: slow.by_element_note(
             elements.view, layout, kind, indexed.adjacent_elements(elements, layout)
         )
     )

@@ -28,7 +28,8 @@ def _mma(ctx: RuleContext, *invals: Any) -> Any:
     given = [ctx.operand(operands[name], name) for name in _NAMES]
     reason = ctx.eqn.params.get("reason")
     if reason is not None:
-        slow.instead_of_wgmma(reason, given[1:], ctx.kernel.where)
+        shown = " times ".join(f"{x.dtype}{list(x.shape)}" for x in given[1:])
+        slow.warn(reason.what, shown, reason.hint, ctx.kernel.where)
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)
