@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registration of lowering rules."""
+"""Registration of lowering rules.
+
+A rule gets its context, then the operands of its operation: by name those of ours, and
+of JAX's accesses to references; one by one those of others. What it has behind a `*`
+are static parameters. It returns the results, or None where there are none.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,28 +17,61 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import UseKind
 from pallas_gpu.primitives._registry import RuleKind, register
+from pallas_gpu.program.nodes import Fault
 
 Decorator = Callable[[Callable], Callable]
 
 
-def emits(primitive: Any) -> Decorator:
+def emits(primitive: Any, **uses: UseKind) -> Decorator:
     """Returns a decorator that registers the rule which emits a primitive.
 
     Args:
       primitive: a primitive, or the name of a primitive of JAX.
+      **uses: of an operation without arrays in registers how it uses the parts of
+        arrays in SMEM and TMEM that are operands: its relation.
     """
-    return register(find_primitive(primitive), RuleKind.EMIT)
+    found = find_primitive(primitive)
+
+    def enter(rule: Callable) -> Callable:
+        register(found, RuleKind.EMIT)(_with_named(rule))
+        if uses:
+            register(found, RuleKind.RELATION)(lambda node, *_: used(node, **uses))
+        return rule
+
+    return enter
 
 
 def relates(*primitives: Any) -> Decorator:
     """Returns a decorator that registers the layout relation of some primitives."""
 
     def enter(rule: Callable) -> Callable:
+        named = _with_named(rule)
         for primitive in primitives:
-            register(find_primitive(primitive), RuleKind.RELATION)(rule)
+            register(find_primitive(primitive), RuleKind.RELATION)(named)
         return rule
 
     return enter
+
+
+def _with_named(rule: Callable) -> Callable:
+    """Returns a rule that is called with all operands of an operation, in order."""
+    parameters = list(inspect.signature(rule).parameters.values())
+    static = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    names = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if takes_all and not static:
+        return rule
+
+    @functools.wraps(rule)
+    def called(on: Any, *operands: Any) -> Any:
+        op = on.op
+        if isinstance(op.operands, Fault):
+            raise op.operands.error
+        if isinstance(op.operands, dict) and not takes_all:
+            operands = on.named(names, operands)
+        return rule(on, *operands, **{name: op.params[name] for name in static})
+
+    return called
 
 
 def used(node: Node, **kinds: UseKind) -> list[Any]:

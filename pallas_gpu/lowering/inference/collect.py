@@ -176,6 +176,10 @@ class Node:
             self.op.operands,
         )
 
+    def named(self, names: Sequence[str], inputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns the operands of some names."""
+        return [self.operands[name] for name in names]
+
     @property
     def is_read(self) -> bool:
         """Whether anything reads the single result."""
@@ -468,7 +472,7 @@ class Network(networks.Network):
             self.steps.append(step)
             results = rules.get(op.primitive, without_arrays)(node, *inputs)
             if not isinstance(results, list | tuple):
-                results = [results]
+                results = [] if results is None else [results]
             step.results.extend(results)
             env.update(zip(op.results, results, strict=True))
         results = [self.read(x, env) for x in region.results]
@@ -509,7 +513,11 @@ def _has_arrays(op: Op) -> bool:
         aval = getattr(x, "aval", None)
         if isinstance(aval, types.SemaphoreRef | types.BarrierRef):
             continue
-        if isinstance(aval, _jax.AbstractRef) or x.shape:
+        if isinstance(aval, _jax.AbstractRef):
+            # The layout of an array in GMEM is given.
+            if aval.memory_space is not types.GMEM:
+                return True
+        elif x.shape:
             return True
     return False
 
