@@ -115,6 +115,10 @@ class KernelState:
         """Returns a scalar that is known in advance."""
         return vals.constant(value, dtype)
 
+    def part(self, access: Access, read: Callable[[Operand], Any]) -> Reference:
+        """Returns a part of a reference, an operand of a rule."""
+        return Reference.of(access, read)
+
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
         return errors.UnsupportedError(
@@ -258,9 +262,8 @@ class RuleContext:
         env: dict[Any, Any] = dict(zip(self.op.inputs, invals, strict=True))
 
         def of(x: Any) -> Any:
-            if isinstance(x, Access):
-                return Reference.of(x, env.__getitem__)
-            return env[x]
+            part = isinstance(x, Access)
+            return self.kernel.part(x, env.__getitem__) if part else env[x]
 
         return mapped(of, operands)
 

@@ -16,24 +16,25 @@ from typing import Any
 from pallas_gpu import _jax, errors
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import UseKind
-from pallas_gpu.primitives._registry import RuleKind, register
+from pallas_gpu.primitives._registry import GPU, RuleKind, register
 from pallas_gpu.program.nodes import Fault
 
 Decorator = Callable[[Callable], Callable]
 
 
-def emits(primitive: Any, **uses: UseKind) -> Decorator:
+def emits(primitive: Any, machine: str = GPU, **uses: UseKind) -> Decorator:
     """Returns a decorator that registers the rule which emits a primitive.
 
     Args:
       primitive: a primitive, or the name of a primitive of JAX.
+      machine: the machine for which the rule emits code.
       **uses: of an operation without arrays in registers how it uses the parts of
         arrays in SMEM and TMEM that are operands: its relation.
     """
     found = find_primitive(primitive)
 
     def enter(rule: Callable) -> Callable:
-        register(found, RuleKind.EMIT)(_with_named(rule))
+        register(found, RuleKind.EMIT, machine)(_by_name(rule))
         if uses:
             register(found, RuleKind.RELATION)(lambda node, *_: used(node, **uses))
         return rule
@@ -45,15 +46,14 @@ def relates(*primitives: Any) -> Decorator:
     """Returns a decorator that registers the layout relation of some primitives."""
 
     def enter(rule: Callable) -> Callable:
-        named = _with_named(rule)
         for primitive in primitives:
-            register(find_primitive(primitive), RuleKind.RELATION)(named)
+            register(find_primitive(primitive), RuleKind.RELATION)(_by_name(rule))
         return rule
 
     return enter
 
 
-def _with_named(rule: Callable) -> Callable:
+def _by_name(rule: Callable) -> Callable:
     """Returns a rule that is called with all operands of an operation, in order."""
     parameters = list(inspect.signature(rule).parameters.values())
     static = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
