@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pallas_gpu import _jax, errors
@@ -22,21 +22,23 @@ from pallas_gpu.program.nodes import Fault
 Decorator = Callable[[Callable], Callable]
 
 
-def emits(primitive: Any, machine: str = GPU, **uses: UseKind) -> Decorator:
+def emits(primitive: Any, machine: str = GPU, **uses: UseKind | None) -> Decorator:
     """Returns a decorator that registers the rule which emits a primitive.
 
     Args:
       primitive: a primitive, or the name of a primitive of JAX.
       machine: the machine for which the rule emits code.
       **uses: of an operation without arrays in registers how it uses the parts of
-        arrays in SMEM and TMEM that are operands: its relation.
+        arrays in memory that are operands: its relation. None in GMEM, whose layout is
+        given.
     """
     found = find_primitive(primitive)
 
     def enter(rule: Callable) -> Callable:
         register(found, RuleKind.EMIT, machine)(_by_name(rule))
         if uses:
-            register(found, RuleKind.RELATION)(lambda node, *_: used(node, **uses))
+            relation = functools.wraps(rule)(lambda node, *_: _used(node, uses))
+            register(found, RuleKind.RELATION, machine)(relation)
         return rule
 
     return enter
@@ -74,15 +76,10 @@ def _by_name(rule: Callable) -> Callable:
     return called
 
 
-def used(node: Node, **kinds: UseKind) -> list[Any]:
-    """The relation of an operation without arrays in registers.
-
-    Args:
-      node: the operation; its results are scalars.
-      kinds: how it uses the parts of arrays in memory that are operands, by name.
-    """
-    for name, kind in kinds.items():
-        node.use(node.part(node.operands[name]), kind)
+def _used(node: Node, uses: Mapping[str, UseKind | None]) -> list[Any]:
+    for name, kind in uses.items():
+        if kind is not None:
+            node.use(node.part(node.operands[name]), kind)
     return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 

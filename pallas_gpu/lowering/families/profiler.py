@@ -21,7 +21,7 @@ from pallas_gpu.primitives.profiler import (
 )
 
 
-@emits(profile_start_p)
+@emits(profile_start_p, traces=None)
 def _start(ctx: RuleContext, traces: Reference, *, recording: Any, names: Any) -> None:
     builder = ctx.builder
     buffer = builder.buffers[traces.handle.buffer_index]
@@ -45,6 +45,6 @@ def _mark(ctx: RuleContext, *, tag: int) -> None:
     ctx.kernel.recorder.mark(tag)
 
 
-@emits(profile_stop_p)
+@emits(profile_stop_p, traces=None)
 def _stop(ctx: RuleContext, *_: Any) -> None:
     ctx.kernel.recorder.stop()

@@ -82,7 +82,7 @@ def enter_rules(
 
     for name, kind in kinds.items():
         registry.checks(find_primitive(name))(functools.partial(check, kind))
-        emits(name)(functools.partial(emit, kind))
+        emits(name)(lambda ctx, x, kind=kind: emit(kind, ctx, x))
         relates(name)(relate)
 
 

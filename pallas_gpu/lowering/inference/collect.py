@@ -513,11 +513,7 @@ def _has_arrays(op: Op) -> bool:
         aval = getattr(x, "aval", None)
         if isinstance(aval, types.SemaphoreRef | types.BarrierRef):
             continue
-        if isinstance(aval, _jax.AbstractRef):
-            # The layout of an array in GMEM is given.
-            if aval.memory_space is not types.GMEM:
-                return True
-        elif x.shape:
+        if isinstance(aval, _jax.AbstractRef) or x.shape:
             return True
     return False
 

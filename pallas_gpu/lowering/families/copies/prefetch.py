@@ -12,7 +12,7 @@ from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 
 
-@emits(async_prefetch_p)
+@emits(async_prefetch_p, ref=None)
 def _async_prefetch(
     ctx: RuleContext, ref: Any, predicate: Any, *, collective_axes: Any
 ) -> None:

@@ -27,7 +27,7 @@ def _pointer(ctx: RuleContext, ref: Reference) -> ir.Value:
     return gmem.slice_pointer(ctx.view(ref))
 
 
-@emits(semaphore_signal_p)
+@emits(semaphore_signal_p, semaphore=None)
 def _signal(ctx: RuleContext, semaphore: Reference, inc: Any, *, memory_scope) -> None:
     one = _signalled(ctx, semaphore, inc)
     _order_aliases(ctx)
@@ -45,14 +45,14 @@ def _order_aliases(ctx: RuleContext) -> None:
         multimem.fence_alias()
 
 
-@emits(semaphore_signal_parallel_p)
+@emits(semaphore_signal_parallel_p, semaphore=None)
 def _signal_parallel(ctx: RuleContext, *invals: Any) -> None:
     signals = [_signalled(ctx, **x) for x in ctx.operands(invals)]
     _order_aliases(ctx)
     emitter.signal_parallel(signals)
 
 
-@emits(semaphore_wait_p)
+@emits(semaphore_wait_p, semaphore=None)
 def _wait(
     ctx: RuleContext, semaphore: Reference, value: Any, *, memory_scope, decrement
 ) -> None:
@@ -64,7 +64,7 @@ def _wait(
 # --- reads, which exchange a value between warps --------------------------------------
 
 
-@emits(semaphore_read_p)
+@emits(semaphore_read_p, semaphore=None)
 def _read(ctx: RuleContext, semaphore: Reference) -> Any:
     pointer = _pointer(ctx, semaphore)
     needed = emitter.read_scratch_bytes()
