@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pallas_gpu.entry.scope import setting
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.layouts.registers.linear import WARP_LANES
 from pallas_gpu.program.nodes import Op
@@ -284,14 +285,19 @@ _NOTES: contextvars.ContextVar[Notes | None] = contextvars.ContextVar(
 )
 
 
+_ON_TRIAL: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "pallas_gpu_on_trial", default=False
+)
+
+
 def current() -> Notes | None:
     """Returns the notes that are being taken; None if nobody asks for them."""
-    return _NOTES.get()
+    return None if _ON_TRIAL.get() else _NOTES.get()
 
 
 def take(note: Callable[[], Note | None]) -> None:
     """Notes what a function returns, which is called only if somebody asks for it."""
-    notes = _NOTES.get()
+    notes = current()
     if notes is not None and (found := note()) is not None:
         notes.add(found)
 
@@ -299,18 +305,15 @@ def take(note: Callable[[], Note | None]) -> None:
 @contextlib.contextmanager
 def recording() -> Iterator[Notes]:
     """Takes notes of what is lowered inside."""
-    token = _NOTES.set(found := Notes())
-    try:
+    with setting(_NOTES, found := Notes()):
         yield found
-    finally:
-        _NOTES.reset(token)
 
 
-@contextlib.contextmanager
-def suspended() -> Iterator[None]:
-    """Takes no notes of what is emitted inside and erased."""
-    token = _NOTES.set(None)
-    try:
-        yield
-    finally:
-        _NOTES.reset(token)
+def on_trial() -> contextlib.AbstractContextManager[None]:
+    """Takes no notes of what is emitted inside and erased, and warns of nothing."""
+    return setting(_ON_TRIAL, True)
+
+
+def is_on_trial() -> bool:
+    """Whether what is emitted will be erased."""
+    return _ON_TRIAL.get()

@@ -120,8 +120,12 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
 
     None where there is none.
     """
-    result = _grown(kernel, min(wanted_bytes, _MOST_WANTED_BYTES))
     notes.take(lambda: slow.exchange(wanted_bytes))
+    return _in_rounds(kernel, wanted_bytes)
+
+
+def _in_rounds(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
+    result = _grown(kernel, min(wanted_bytes, _MOST_WANTED_BYTES))
     if result is not None and wanted_bytes > MOST_EMITTED * result.size_bytes:
         slow.in_many_rounds(wanted_bytes, result.size_bytes, kernel.where)
     return result
@@ -145,10 +149,7 @@ def relayouted(kernel: KernelState, x: RegisterArray, target: Placement) -> Any:
         return x
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
     wanted = plans.scratch_bytes(x.layout, target, bits, available)
-    room = None
-    if wanted:
-        with notes.suspended():
-            room = for_data(kernel, wanted)
+    room = _in_rounds(kernel, wanted) if wanted else None
     held = available if room is None else room.size_bytes
     notes.take(lambda: slow.conversion(x, target, held, wanted))
     return relayout.relayout(x, target, room)

@@ -239,7 +239,7 @@ def warn(what: str, got: str, hint: str, where: Line) -> None:
     What has no line is code of this package, which no user can change.
     """
     place = where()
-    if place is None:
+    if place is None or notes.is_on_trial():
         return
     text = f"{what} ({place})\n  got:   {got}\n  hint:  {hint}"
     show(text, errors.PerformanceWarning, place)

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import ds, errors
@@ -159,6 +160,20 @@ def test_bank_conflicts_are_a_warning_with_the_line(semantics):
     lines = Path(__file__).read_text().splitlines()
     line = lines.index("        o[0] = held[:, 0]  # HERE")
     assert re.search(rf"test_parts_of_tiles.py:{line + 1}\b", text)
+
+
+def test_nothing_is_said_of_what_is_emitted_on_trial():
+    """The layout of the carry is that of what the loop adds, not the default one."""
+
+    def body(x, o, held):
+        def step(_, total):
+            held.T[...] = total
+            return total + plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
+
+        o[...] = lax.fori_loop(0, 3, step, jnp.zeros(x.shape, x.dtype))
+
+    (text,) = warnings_of(body, plgpu.LoweringSemantics.Lane, SQUARE)
+    assert text.startswith("a store of SMEM has 4-way bank conflicts (")
 
 
 @pytest.mark.parametrize("semantics", BOTH)
