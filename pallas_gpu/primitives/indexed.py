@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
@@ -58,7 +58,7 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
-    """Returns a mask in the shape of an access; None if there is none."""
+    """Returns a mask in the shape of an access; None if it leaves out nothing."""
     if mask is None:
         return None
     mask = value_rules.array(mask, f"{who}: the mask")
@@ -76,6 +76,9 @@ def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
             got=f"{mask.shape}",
             hint="index the reference as the mask, or add axes: mask[:, None]",
         )
+    known = _jax.known(mask)
+    if known is not None and known.all():
+        return None
     return mask if mask.shape == shape else jnp.broadcast_to(mask, shape)
 
 

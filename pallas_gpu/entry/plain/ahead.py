@@ -15,6 +15,8 @@ iteration n after it, so that nothing waits for them.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,40 +27,71 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import control, scope, scoped
-from pallas_gpu.entry.plain import sources, stages
+from pallas_gpu.entry.plain import choice, sources, stages
+from pallas_gpu.entry.plain.counted import Counted
 from pallas_gpu.primitives import _engines, cp_async, mbarrier, registers, rows, tma
 from pallas_gpu.primitives.indices import multiples
 from pallas_gpu.program.build import CALLS
-from pallas_gpu.program.rewrite import Retrace, settled, values_of
+from pallas_gpu.program.rewrite import Retrace, values_of
 
 _WHO = "loop"
 
 
+@dataclasses.dataclass
+class Kernel:
+    """What a kernel asks of its loops.
+
+    Attributes:
+      num_stages: see `CompilerParams`.
+      smem_bytes: what it declares.
+      notes: for each load that stays in a loop with stages, its line and why.
+    """
+
+    num_stages: int | None
+    smem_bytes: int
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
 def results(
-    trace: Retrace, eqn: _jax.JaxprEqn, operands: list[Any], written: Sequence[bool]
-) -> list[Any]:
-    """Returns the last carry of a loop with `num_stages`.
+    trace: Retrace,
+    eqn: _jax.JaxprEqn,
+    operands: list[Any],
+    written: Sequence[bool],
+    kernel: Kernel,
+) -> list[Any] | None:
+    """Returns the results of a loop that copies ahead; None for one that does not.
 
     Args:
       trace: what traces the kernel again.
       eqn: the loop.
       operands: the values of its operands.
       written: for each operand whether the kernel writes to it.
+      kernel: the one that it is in.
 
     Raises:
-      UnsupportedError: none of its loads can be a copy ahead.
+      UnsupportedError: its own `num_stages` is above 1, and none of its loads can be a
+        copy ahead.
     """
-    params, (n_consts, n_carry) = eqn.params, _jax.scan_arity(eqn.params)
+    found, asked = Counted.of(eqn, operands), eqn.params.get("num_stages")
+    if found is None or (asked is None and scope.in_warp()):
+        return None
+    if asked == 1:
+        step = functools.partial(found.step, trace, found.consts)
+        iteration = lambda i, carry: step(carry, i)  # noqa: E731
+        last = control.counted_loop(
+            found.trips, iteration, list(found.carry), unroll=found.unroll
+        )
+        return found.results(last)
     mesh = scope.current_mesh(_WHO)
     if not isinstance(mesh, types.Mesh):
         raise errors.UnsupportedError(
             "loop: num_stages is for kernels of GPUs",
             expected="num_stages=1",
-            got=params["num_stages"],
+            got=asked,
             hint="leave it out",
         )
-    consts, carry = operands[:n_consts], operands[n_consts : n_consts + n_carry]
-    flat, tree = jax.tree.flatten((consts, carry))
+    consts = list(found.consts)
+    flat, tree = jax.tree.flatten((consts, list(found.carry)))
     n_flat = len(jax.tree.leaves(consts))
     index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
 
@@ -66,20 +99,26 @@ def results(
         known = [sources.computed(x) for x in flat[:n_flat]]
         given = [a if b is None else b for a, b in zip(leaves, known, strict=False)]
         consts, carry = jax.tree.unflatten(tree, [*given, *leaves[n_flat:-1]])
-        return settled(trace.run(params["jaxpr"], [*consts, *carry, leaves[-1]]))
+        return found.step(trace, consts, carry, leaves[-1])
 
     avals = [*map(jax.typeof, flat), index]
     closed, out_tree = _jax.trace(body, avals)
     closed, _ = _jax.trace(lambda *xs: _Inlined().run(closed, xs), avals)
+    first = eqn.params.get("cond_nconsts", 0)
+    changed = itertools.chain(written[first : first + found.given], itertools.repeat(0))
     is_written = [
-        w for x, w in zip(consts, written, strict=False) for _ in jax.tree.leaves(x)
+        bool(w)
+        for x, w in zip(consts, changed, strict=False)
+        for _ in jax.tree.leaves(x)
     ]
-    found = stages.LoopBody(closed, is_written, params["jaxpr"])
-    trips = operands[-1] if params["length"] is None else params["length"]
-    last = _Loop(found, closed, flat[:n_flat], trips, params["num_stages"], mesh).run(
-        flat[n_flat:], params["unroll"], _jax.where(eqn)
-    )
-    return jax.tree.unflatten(out_tree, last)
+    loop = _Loop(
+        stages.LoopBody(closed, is_written, found.jaxpr),
+        closed, flat[:n_flat], found.trips, asked, kernel, mesh,
+    )  # fmt: skip
+    if not loop.is_chosen(_jax.where(eqn)):
+        return None
+    last = loop.run(flat[n_flat:], found.unroll)
+    return found.results(jax.tree.unflatten(out_tree, last))
 
 
 class _Inlined(Retrace):
@@ -119,23 +158,51 @@ class _Loop:
         closed: _jax.ClosedJaxpr,
         consts: Sequence[Any],
         trips: Any,
-        num_stages: int,
+        asked: int | None,
+        kernel: Kernel,
         mesh: types.Mesh,
     ):
         self._body, self._jaxpr, self._mesh = body, closed.jaxpr, mesh
         self._consts, self._own = list(consts), _jax.consts_of(closed)
-        self._trips, self._asked = trips, num_stages
-        # With more stages a loop of few iterations would wait for no copy.
-        known = trips + 1 if isinstance(trips, int) else num_stages
-        self._stages = max(2, min(num_stages, known))
+        self._trips, self._asked, self._kernel = trips, asked, kernel
         self._refs: list[Any] = []
         self._barrier: Any = None
 
-    def run(self, carry: list[Any], unroll: Any, where: str | None) -> list[Any]:
-        """Runs the loop; returns the last carry."""
-        self._copies = self._chosen()
+    def is_chosen(self, where: str | None) -> bool:
+        """Chooses the copies and the stages; whether there are any.
+
+        Raises:
+          UnsupportedError: none, and the loop asks for them.
+        """
+        self._copies, body, asked = self._chosen(), self._body, self._asked
+        if asked is None:
+            self._copies = [x for x in self._copies if choice.is_worth(x.load)]
+            loads = [copy.load for copy in self._copies]
+            try:
+                asked = choice.num_stages(
+                    body, loads, self._trips, self._mesh, self._kernel.smem_bytes,
+                    self._kernel.num_stages,
+                )  # fmt: skip
+            except stages.RefusedError as why:
+                body.refuse_all(str(why))
+                self._copies = []
+        self._kernel.notes.update(body.left())
         if not self._copies:
-            raise self._body.nothing(self._asked, where)
+            if self._asked is None:
+                return False
+            raise body.nothing(self._asked, where)
+        # With more stages a loop of few iterations would wait for no copy.
+        known = self._trips + 1 if isinstance(self._trips, int) else asked
+        self._stages = max(2, min(asked, known))
+        slots = min(self._stages, asked)
+        self._copies = [
+            dataclasses.replace(x, buffers=_declaration(x.load, slots))
+            for x in self._copies
+        ]
+        return True
+
+    def run(self, carry: list[Any], unroll: Any) -> list[Any]:
+        """Runs the loop; returns the last carry."""
         if isinstance(self._trips, int) and not self._trips:
             return carry
         loads = [copy.load for copy in self._copies]
@@ -310,7 +377,7 @@ class _Loop:
         return [copy for copy in copies if id(copy.load.eqn) in left]
 
     def _copy_of(self, load: stages.Load, read: Callable[[Any], Any]) -> _Copy:
-        declared = _declaration(load, min(self._stages, self._asked))
+        declared = _declaration(load, 2)
         # The second one: the first of all is aligned to more than others.
         slot = types.RefView(declared.to_ref(), ()).at[1]
         view, what = load.source.view(read), "copy_gmem_to_smem"
@@ -389,9 +456,11 @@ def _read(eqn: _jax.JaxprEqn, slot: types.RefView, known: dict[Any, Any]) -> Any
     if eqn.primitive is _jax.get_p:
         return slot.get()
     params, given = eqn.params, sources.operands(eqn)
-    value = registers.load(
-        slot, layout=params["layout"], optimized=params.get("optimized")
-    )
+    layout, optimized = params["layout"], params.get("optimized")
+    if layout is None and optimized is None:
+        value = slot.get()
+    else:
+        value = registers.load(slot, layout=layout, optimized=optimized)
     if given.get("mask") is None:
         return value
     other = given.get("other")

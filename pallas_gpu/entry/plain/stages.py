@@ -60,6 +60,7 @@ class LoopBody:
       equations: its equations.
       loads: those that a copy can replace.
       refused: the other loads of arrays in GMEM, each with the reason.
+      carried: the results of the body.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LoopBody:
         self._invariant = {*consts, *self._jaxpr.constvars, index}
         self._written = dict(zip(consts, written, strict=True))
         self._sites = walk(closed)
+        self.carried = self._jaxpr.outvars
         self._waits = [x for x in walk(authors) if _acquires(x.op)]
         self._own_writes = references.written(closed)
         self._slices: dict[int, frozenset[int]] = {}
@@ -95,6 +97,15 @@ class LoopBody:
         self.loads.remove(load)
         (site,) = (x for x in self._sites if x.eqn is load.eqn)
         self.refused.append((site, why))
+
+    def refuse_all(self, why: str) -> None:
+        """Moves all loads to those that are refused."""
+        for load in list(self.loads):
+            self.refuse(load, why)
+
+    def left(self) -> dict[str, str]:
+        """Returns the lines of the loads that are refused, each with the reason."""
+        return {site.where: why for site, why in self.refused if site.where}
 
     def slice_of(self, loads: Iterable[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations that compute the indices of loads, in order."""
