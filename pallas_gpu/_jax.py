@@ -366,17 +366,19 @@ def known(x: Any, most: int = 4096) -> np.ndarray | None:
     made = producer(x)
     if made is None or x.size > most or made.primitive.name not in _OF_CONSTANTS:
         return None
-    operands = [known(operand, most) for operand in made.operands]
-    if any(operand is None for operand in operands):
-        return None
+    operands = []
+    for operand in made.operands:
+        value = known(operand, most)
+        if value is None:
+            return None
+        operands.append(value)
     with jax.ensure_compile_time_eval():
         return np.asarray(made.primitive.bind(*operands, **made.params))
 
 
-_OF_CONSTANTS = frozenset(
-    "iota lt le gt ge eq ne and or not add sub mul convert_element_type reshape "
-    "broadcast_in_dim".split()
-)
+_OF_CONSTANTS = ("iota", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "add",
+                 "sub", "mul", "convert_element_type", "reshape",
+                 "broadcast_in_dim")  # fmt: skip
 
 
 def unmapped(x: Any) -> tuple[Any, int]:

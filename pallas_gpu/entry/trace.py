@@ -108,9 +108,7 @@ def trace_body(
         check.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     values = (*captured, *positions)
-    return TracedBody(
-        closed.jaxpr, values, arrays.aliases, enclosing, devices, tuple(notes.items())
-    )
+    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices, notes)
 
 
 @dataclasses.dataclass(frozen=True)

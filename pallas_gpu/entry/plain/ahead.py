@@ -44,12 +44,12 @@ class Kernel:
     Attributes:
       num_stages: see `CompilerParams`.
       smem_bytes: what it declares.
-      notes: for each load that stays in a loop with stages, its line and why.
+      notes: lines of loads that stay in loops with stages or products, and why.
     """
 
     num_stages: int | None
     smem_bytes: int
-    notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: dict[tuple[str, str], None] = dataclasses.field(default_factory=dict)
 
 
 def results(
@@ -186,7 +186,7 @@ class _Loop:
             except stages.RefusedError as why:
                 body.refuse_all(str(why))
                 self._copies = []
-        self._kernel.notes.update(body.left())
+        self._kernel.notes.update(dict.fromkeys(body.left()))
         if not self._copies:
             if self._asked is None:
                 return False

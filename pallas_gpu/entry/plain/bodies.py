@@ -46,7 +46,7 @@ REPLACED = frozenset(
 
 def plain(
     closed: _jax.ClosedJaxpr, mesh: types.Mesh, num_stages: int | None = None
-) -> tuple[_jax.ClosedJaxpr, dict[str, str]]:
+) -> tuple[_jax.ClosedJaxpr, tuple[tuple[str, str], ...]]:
     """Returns a body without keys, empty values and code for other platforms.
 
     References to arrays without elements stay.
@@ -61,13 +61,13 @@ def plain(
     """
     trace = _Plain(closed, num_stages)
     if not trace.replaces_in(closed.jaxpr):
-        return closed, {}
+        return closed, ()
 
     def again(*refs: Any) -> list[Any]:
         return settled(trace.run(closed, refs))
 
     made, _ = _jax.trace(again, [v.aval for v in closed.jaxpr.invars], mesh.axes)
-    return made, trace.loops.notes
+    return made, tuple(trace.loops.notes)
 
 
 class _Plain(Retrace):

@@ -35,7 +35,7 @@ def may_pay(eqn: _jax.JaxprEqn) -> bool:
 
 
 def smem_bytes(jaxpr: _jax.Jaxpr) -> int:
-    """Returns the bytes of SMEM that a kernel declares, those of all scopes together."""
+    """Returns the bytes of SMEM that a kernel declares, in all scopes together."""
     return sum(
         _bytes(v.aval)
         for eqn in equations(jaxpr)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops that count: `plgpu.loop`, and `fori_loop` and `scan` of JAX, in one form.
 
-What a loop adds the same number to in each iteration is computed from the index, so that
-it is known iterations before.
+What a loop adds the same number to in each iteration is computed from the index, so
+that it is known iterations before.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _bound(eqn: _jax.JaxprEqn, steps: Mapping[int, int]) -> tuple[int, Any] | No
     low, high = (
         x if isinstance(x, _jax.Literal) else places.get(x) for x in compared.invars
     )
-    if not isinstance(low, int) or high is None or not cond.outvars == compared.outvars:
+    if not isinstance(low, int) or high is None or cond.outvars != compared.outvars:
         return None
     if steps.get(low - n_cond, 0) < 1 or compared.invars[0].aval.dtype != jnp.int32:
         return None

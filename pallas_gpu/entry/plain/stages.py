@@ -103,9 +103,9 @@ class LoopBody:
         for load in list(self.loads):
             self.refuse(load, why)
 
-    def left(self) -> dict[str, str]:
+    def left(self) -> list[tuple[str, str]]:
         """Returns the lines of the loads that are refused, each with the reason."""
-        return {site.where: why for site, why in self.refused if site.where}
+        return [(site.where, why) for site, why in self.refused if site.where]
 
     def slice_of(self, loads: Iterable[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations that compute the indices of loads, in order."""
