@@ -136,7 +136,8 @@ def loop(
       step: increment of the index, positive.
       unroll: number of iterations per branch; it must divide a static number of
         iterations. True: all of them.
-      num_stages: above 1, arrays that the body loads from GMEM are copied to SMEM
+      num_stages: None: that of `CompilerParams`. 1: none of the following. Above 1,
+        arrays that the body loads from GMEM are copied to SMEM
         `num_stages - 1` iterations ahead, each to a ring of so many buffers: parts of
         references, also under a mask, and rows that an array of indices names. What
         such a load is indexed with may depend on the loop's index, on values from
