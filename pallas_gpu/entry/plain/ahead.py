@@ -230,18 +230,33 @@ class _Loop:
         ahead = self._fill()
 
         def iteration(i: Any, state: Any) -> Any:
-            carry, ahead = state
-            self._wait(i)
+            carry, ahead, slot = state
+            slot, free, after = self._slots(i, slot)
+            self._wait(slot)
             later = i + np.int32(self._stages - 1)
-            self._start(later, ahead, later < self._trips)
+            self._start(later, free, ahead, later < self._trips)
             ahead = self._indices(later + np.int32(1))
-            return self._step(i, carry), ahead
+            return self._step(i, slot, carry), ahead, after
 
+        first = [] if self._is_power else np.int32(0)
         with _jax.trace_without_ref_rules():
-            last, _ = control.counted_loop(
-                self._trips, iteration, (carry, ahead), unroll=unroll
+            last, *_ = control.counted_loop(
+                self._trips, iteration, (carry, ahead, first), unroll=unroll
             )
         return last
+
+    @property
+    def _is_power(self) -> bool:
+        """Whether a slot is the last bits of the index; else the loop carries it."""
+        return self._stages & (self._stages - 1) == 0
+
+    def _slots(self, i: Any, slot: Any) -> tuple[Any, Any, Any]:
+        """Returns the slot of an iteration, the free one, and that of the next one."""
+        n, one = np.int32(self._stages), np.int32(1)
+        if self._is_power:
+            return i & (n - one), (i - one) & (n - one), slot
+        before = lax.select(slot == 0, n - one, slot - one)
+        return slot, before, lax.select(slot == n - one, np.int32(0), slot + one)
 
     # --- copies -----------------------------------------------------------------------
 
@@ -251,7 +266,7 @@ class _Loop:
         for i in range(self._stages - 1):
             # As many stages as there are iterations, if these are known.
             live = None if static else np.int32(i) < self._trips
-            self._start(np.int32(i), self._first_indices(i), live)
+            self._start(np.int32(i), i, self._first_indices(i), live)
         return self._first_indices(self._stages - 1)
 
     def _first_indices(self, i: int) -> list[Any]:
@@ -278,8 +293,8 @@ class _Loop:
         """Returns an iteration of the loop, the last one for those behind its end."""
         return lax.min(jnp.asarray(i), jnp.asarray(self._trips - 1, jnp.int32))
 
-    def _start(self, i: Any, indices: Sequence[Any], live: Any) -> None:
-        """Starts the copies of an iteration, if it is one."""
+    def _start(self, i: Any, slot: Any, indices: Sequence[Any], live: Any) -> None:
+        """Starts the copies of an iteration to a slot, if it is one."""
         known = self._known(self._clamped(i) if live is not None else i)
         made = [v for eqn in self._indexing for v in eqn.outvars]
         known.update(zip(made, indices, strict=True))
@@ -288,7 +303,7 @@ class _Loop:
         def start(by_tma: bool, predicate: Any) -> None:
             for copy, ref in zip(self._copies, self._refs, strict=True):
                 if copy.by_tma is by_tma:
-                    self._copy(copy, ref.at[self._slot(i)], i, known, predicate)
+                    self._copy(copy, ref.at[slot], slot, known, predicate)
 
         if self._barrier is not None:
             if live is None:
@@ -298,7 +313,7 @@ class _Loop:
         start(False, live)
 
     def _copy(
-        self, copy: _Copy, slot: Any, i: Any, known: dict[Any, Any], predicate: Any
+        self, copy: _Copy, ref: Any, slot: Any, known: dict[Any, Any], predicate: Any
     ) -> None:
         source, eqn = copy.load.source, copy.load.eqn
         options: dict[str, Any] = {}
@@ -310,23 +325,18 @@ class _Loop:
         with _jax.at_line_of(eqn):
             tma.copy_gmem_to_smem(
                 source.view(_reader(known)),
-                slot,
-                self._barrier.at[self._slot(i)] if copy.by_tma else None,
+                ref,
+                self._barrier.at[slot] if copy.by_tma else None,
                 predicate=predicate,
                 **options,
             )
 
-    def _wait(self, i: Any) -> None:
+    def _wait(self, slot: Any) -> None:
         if self._barrier is not None:
-            mbarrier.barrier_wait(self._barrier.at[self._slot(i)])
+            mbarrier.barrier_wait(self._barrier.at[slot])
         groups = sum(not copy.by_tma for copy in self._copies)
         if groups:
             cp_async.wait_gmem_to_smem(groups * (self._stages - 2))
-
-    def _slot(self, i: Any) -> Any:
-        if isinstance(i, np.int32):
-            return int(i) % self._stages
-        return lax.rem(i, np.int32(self._stages))
 
     # --- the body ---------------------------------------------------------------------
 
@@ -338,7 +348,7 @@ class _Loop:
         known.update(zip(ins[n:-1], carry, strict=False))
         return {**known, ins[-1]: i}
 
-    def _step(self, i: Any, carry: Sequence[Any]) -> list[Any]:
+    def _step(self, i: Any, slot: Any, carry: Sequence[Any]) -> list[Any]:
         known, trace = self._known(i, carry), Retrace()
         slots = {
             id(copy.load.eqn): ref
@@ -350,7 +360,7 @@ class _Loop:
                 trace.evaluate([eqn], known)
                 continue
             with _jax.at_line_of(eqn):
-                known[eqn.outvars[0]] = _read(eqn, ref.at[self._slot(i)], known)
+                known[eqn.outvars[0]] = _read(eqn, ref.at[slot], known)
         return values_of(self._jaxpr.outvars, known)
 
     # --- what carries copies ----------------------------------------------------------

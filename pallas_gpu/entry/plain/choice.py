@@ -89,6 +89,9 @@ def num_stages(
     if asked is None:
         held = [v.aval for v in body.carried if not isinstance(v, _jax.Literal)]
         held.append(max((x.outvars[0].aval for x in products), key=_bytes))
+        if all(x.outvars[0].aval.shape[0] % 64 for x in products):
+            # mma.sync has its operands in registers.
+            held += [load.result for load in loads]
         registers = _OTHER_REGISTERS + sum(map(_bytes, held)) // (4 * threads)
         blocks = max(target.registers_per_sm // (min(registers, 255) * threads), 1)
         without = Residency.of(target, used_bytes, threads, 1).ctas_per_sm
