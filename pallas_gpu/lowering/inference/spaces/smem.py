@@ -155,7 +155,8 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
 def _check_operand(use: Use, storage: SmemLayout) -> None:
     if _is_matrix(use.part.window) and storage.swizzle == NO_SWIZZLE:
         raise _untiled("wgmma reads", storage, storage.description)
-    plan_operand(storage, use.part.window, "a" if use.kind == "a" else "b")
+    side: Any = "a" if use.kind == "a" else "b"
+    plan_operand(storage, use.part.window, side, high_tiles=True)
 
 
 def _untiled(who: str, storage: SmemLayout, got: str) -> errors.LayoutError:
