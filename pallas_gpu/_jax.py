@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import numpy as np
 from jax._src import array as _array
 from jax._src import callback as _callback
 from jax._src import config as _config
@@ -349,36 +348,6 @@ def producer(x: Any) -> Producer | None:
         return None
     position = next(i for i, var in enumerate(made.outvars) if var is x.val)
     return Producer(made.primitive, made.params, tuple(made.in_tracers), position)
-
-
-def known(x: Any, most: int = 4096) -> np.ndarray | None:
-    """Returns a value that is being traced if ranges and constants determine it.
-
-    Args:
-      x: the value.
-      most: elements of an array; of a larger one nothing is known.
-    """
-    x = known_value(x)
-    if not is_tracer(x):
-        return np.asarray(x) if np.size(x) <= most else None
-    if isinstance(val := getattr(x, "val", None), Literal):
-        return np.asarray(val.val)
-    made = producer(x)
-    if made is None or x.size > most or made.primitive.name not in _OF_CONSTANTS:
-        return None
-    operands = []
-    for operand in made.operands:
-        value = known(operand, most)
-        if value is None:
-            return None
-        operands.append(value)
-    with jax.ensure_compile_time_eval():
-        return np.asarray(made.primitive.bind(*operands, **made.params))
-
-
-_OF_CONSTANTS = ("iota", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "add",
-                 "sub", "mul", "convert_element_type", "reshape",
-                 "broadcast_in_dim")  # fmt: skip
 
 
 def unmapped(x: Any) -> tuple[Any, int]:

@@ -167,6 +167,7 @@ class _Loop:
         self._body, self._jaxpr, self._mesh = body, closed.jaxpr, mesh
         self._consts, self._own = list(consts), _jax.consts_of(closed)
         self._trips, self._asked, self._kernel = trips, asked, kernel
+        self._stages = 2
         self._refs: list[Any] = []
         self._barrier: Any = None
 
@@ -176,12 +177,13 @@ class _Loop:
         Raises:
           UnsupportedError: none, and the loop asks for them.
         """
-        self._copies, body, asked = self._chosen(), self._body, self._asked
-        if asked is None:
+        self._copies, body = self._chosen(), self._body
+        most = self._asked or 2
+        if self._asked is None:
             self._copies = [x for x in self._copies if choice.is_worth(x.load)]
             loads = [copy.load for copy in self._copies]
             try:
-                asked = choice.num_stages(
+                most = choice.num_stages(
                     body, loads, self._trips, self._mesh, self._kernel.smem_bytes,
                     self._kernel.num_stages,
                 )  # fmt: skip
@@ -194,11 +196,10 @@ class _Loop:
                 return False
             raise body.nothing(self._asked, where)
         # With more stages a loop of few iterations would wait for no copy.
-        known = self._trips + 1 if isinstance(self._trips, int) else asked
-        self._stages = max(2, min(asked, known))
-        slots = min(self._stages, asked)
+        known = self._trips + 1 if isinstance(self._trips, int) else most
+        self._stages = max(2, min(most, known))
         self._copies = [
-            dataclasses.replace(x, buffers=_declaration(x.load, slots))
+            dataclasses.replace(x, buffers=_declaration(x.load, self._stages))
             for x in self._copies
         ]
         return True
@@ -240,7 +241,7 @@ class _Loop:
             ahead = self._indices(later + np.int32(1))
             return self._step(i, slot, carry), ahead, after
 
-        first = [] if self._is_power else np.int32(0)
+        first: Any = [] if self._is_power else np.int32(0)
         with _jax.trace_without_ref_rules():
             last, *_ = control.counted_loop(
                 self._trips, iteration, (carry, ahead, first), unroll=unroll

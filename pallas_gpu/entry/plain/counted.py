@@ -17,7 +17,7 @@ from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.entry import control
-from pallas_gpu.program.bodies import bodies
+from pallas_gpu.program.bodies import Equations, bodies
 from pallas_gpu.program.rewrite import Retrace, settled
 
 
@@ -121,17 +121,16 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
 
 def _counters(jaxpr: Any, n_consts: int) -> dict[int, int]:
     """Returns what is added to each carry that a constant is added to, perhaps 0."""
-    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    found = {}
+    inside, found = Equations(jaxpr), {}
     pairs = zip(jaxpr.invars[n_consts:], jaxpr.outvars, strict=False)
     for i, (before, after) in enumerate(pairs):
         if before.aval.shape or not np.issubdtype(before.aval.dtype, np.integer):
             continue
-        eqn = None if isinstance(after, _jax.Literal) else made.get(after)
+        position = inside.position(after)
         if after is before:
             found[i] = 0
-        elif eqn is not None and eqn.primitive.name == "add":
-            x, y = eqn.invars
+        elif position is not None and inside.listed[position].primitive.name == "add":
+            x, y = inside.listed[position].invars
             if x is before and isinstance(y, _jax.Literal):
                 found[i] = int(y.val)
     return found
@@ -141,9 +140,10 @@ def _bound(eqn: _jax.JaxprEqn, steps: Mapping[int, int]) -> tuple[int, Any] | No
     """Returns the counter that a `while` compares, and the operand that bounds it."""
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     cond = bodies(eqn)[0].jaxpr
-    if [x.primitive.name for x in cond.eqns] != ["lt"]:
+    listed = Equations(cond).listed
+    if [x.primitive.name for x in listed] != ["lt"]:
         return None
-    (compared,) = cond.eqns
+    (compared,) = listed
     places = {v: i for i, v in enumerate(cond.invars)}
     low, high = (
         x if isinstance(x, _jax.Literal) else places.get(x) for x in compared.invars

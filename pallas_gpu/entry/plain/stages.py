@@ -18,6 +18,7 @@ from pallas_gpu.entry.plain import sources
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.bodies import Equations
 from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.rewrite import variables
 from pallas_gpu.program.walk import Site, walk
 
 _SPACES = (types.GMEM, types.SMEM)
@@ -116,14 +117,14 @@ class LoopBody:
     def without(self, loads: Sequence[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations of the body, less those that only such loads need."""
         replaced = {id(load.eqn) for load in loads}
-        live = set(_variables(self._jaxpr.outvars))
+        live = set(variables(self._jaxpr.outvars))
         kept = []
         for eqn in reversed(self.equations):
             if _is_pure(eqn) and live.isdisjoint(eqn.outvars):
                 continue
             kept.append(eqn)
             read = _mask(eqn) if id(eqn) in replaced else eqn.invars
-            live.update(_variables(read))
+            live.update(variables(read))
         return kept[::-1]
 
     # --- one load ---------------------------------------------------------------------
@@ -275,10 +276,6 @@ def _mask(eqn: _jax.JaxprEqn) -> list[Any]:
         return []
     given = sources.operands(eqn)
     return [x for x in (given.get("mask"), given.get("other")) if x is not None]
-
-
-def _variables(atoms: Iterable[Any]) -> list[Any]:
-    return [x for x in atoms if not isinstance(x, _jax.Literal)]
 
 
 def _is_ref(x: Any) -> bool:

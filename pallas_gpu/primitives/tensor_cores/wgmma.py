@@ -164,7 +164,7 @@ def check_storage(operand: Any, name: str) -> None:
         _check_major(operand, window, name)
         return
     elements = layout.swizzle * 8 // layout.itemsize_bits
-    rows, width = layout.tiling if len(layout.tiling or ()) == 2 else (0, 0)
+    rows, width = layout.tile if len(layout.tile) == 2 else (0, 0)
     # An instruction reads 64 rows of the left operand, atoms of 8 rows.
     is_tile = rows == 8 or (rows and rows % types.WGMMA_ROWS == 0)
     if not is_tile or width != elements or layout.swizzle == 16:
