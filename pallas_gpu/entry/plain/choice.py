@@ -2,8 +2,8 @@
 """Whether a loop copies ahead without being asked, and how many stages it has.
 
 Copies pay where products wait for what the loop loads: of 2 KiB or more, all of which
-can be copied. A loop takes three stages, or two, where their buffers leave the SM as
-many blocks as registers do.
+can be copied. A loop takes two stages, where their buffers leave the SM as many blocks
+as registers do; more have not been faster, while the blocks of an SM overlap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallas_gpu.program.bodies import bodies, equations
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 _LOOPS = ("scan", "while")
-_MOST, _LEAST_BYTES = 3, 2048
+_STAGES, _LEAST_BYTES = 2, 2048
 # Registers of a thread for addresses, and for arrays between the products.
 _OTHER_REGISTERS = 96
 
@@ -80,7 +80,7 @@ def num_stages(
         _bytes(x.invars[1].aval) for x in products if x.invars[1] not in copied
     )
     ring = sum(_bytes(load.result) for load in loads) * mesh.warpgroups
-    most = _MOST if asked is None else asked
+    most = _STAGES if asked is None else asked
     if isinstance(trips, int):
         most = min(most, trips - 1 if asked is None else trips)
     target = assumed_target.of_kernel()

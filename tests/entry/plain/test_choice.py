@@ -91,7 +91,7 @@ LOOPS = [fori, fori_to_a_value, scan_of_an_offset, while_of_an_offset, loop]
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
 def test_a_loop_with_products_copies_ahead(loop):
-    assert traced(loop) == ([3, 3], [])
+    assert traced(loop) == ([2, 2], [])
     everywhere.check(kernel(loop), [N, A, B], EXACT)
 
 
