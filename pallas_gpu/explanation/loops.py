@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
-from pallas_gpu.explanation.model import Model
+from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.lowering.notes import Access
 from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried
 from pallas_gpu.program.walk import Site
@@ -149,11 +148,4 @@ def _waits_for_load(model: Model, loop: Site, site: Site) -> bool:
 
 
 def _bytes(site: Site) -> float:
-    for access in site.op.accesses:
-        if access.space is types.GMEM and access.reads:
-            size = types.itemsize_bits(access.dtype) / 8
-            shape = site.op.results[0].shape if site.op.results else access.window.shape
-            for n in shape:
-                size *= n
-            return size if shape else 0.0
-    return 0.0
+    return loaded_bytes(site.op)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import arch, compiler, errors, findings
+from pallas_gpu import arch, compiler, errors, findings, types
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.lowering.notes import Notes
 from pallas_gpu.program.nodes import Access, Kind, Op
@@ -210,6 +210,18 @@ class Model:
         """Returns the line of an operation, or that of the kernel."""
         where = site and site.where
         return findings.place(where or self.build.params.defined_at)
+
+
+def loaded_bytes(op: Op) -> float:
+    """Returns the bytes that an operation loads from GMEM, those of a scalar as 0."""
+    loads = [a for a in op.accesses if a.space is types.GMEM and a.reads]
+    if not loads:
+        return 0.0
+    # Of what indices select, only the result, or the target of a copy, has the shape.
+    targets = [a.window.shape for a in op.accesses if a.space is types.SMEM]
+    shape = [*(x.shape for x in op.results[:1]), *targets, loads[0].window.shape][0]
+    size = math.prod(shape) * types.itemsize_bits(loads[0].dtype) / 8
+    return size if shape else 0.0
 
 
 def _depths(counter: Executions) -> dict[Op, float]:

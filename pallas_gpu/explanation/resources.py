@@ -9,7 +9,7 @@ from typing import Any
 
 from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
-from pallas_gpu.explanation.model import Model
+from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime import machine_code, stages
@@ -125,7 +125,7 @@ def occupancy(model: Model) -> Iterator[SlowFinding]:
     names = " and ".join(by)
     yield SlowFinding(
         BY_ID["occupancy"],
-        f"{names} admits {resident} CTA{'s' * (resident > 1)} on an SM, with "
+        f"{resident} CTA{'s' * (resident > 1)} on an SM, limited by {names}, with "
         f"{each * resident:,.0f} bytes of loads under way where the memory needs "
         f"{needed:,.0f}",
         _used(model, by[0]),
@@ -165,16 +165,14 @@ def _in_flight_bytes(model: Model) -> float:
     """
     found: dict[Any, float] = {}
     for site in model.sites:
-        for access in site.op.accesses:
-            if access.space is types.GMEM and access.reads and not access.writes:
-                loop = stages.loop_around(site)
-                times = model.turns.get(site.op, 0.0)
-                if not times:
-                    continue
-                key = None if loop is None else loop.op
-                warpgroups = model.executed[site.op] / times
-                depth = model.depths.get(site.op, 1.0)
-                size: float = math.prod(access.window.shape)
-                size *= types.itemsize_bits(access.dtype) / 8 * depth * warpgroups
-                found[key] = found.get(key, 0.0) + size
+        is_atomic = any(access.reads and access.writes for access in site.op.accesses)
+        times = model.turns.get(site.op, 0.0)
+        if is_atomic or not times:
+            continue
+        loop = stages.loop_around(site)
+        key = None if loop is None else loop.op
+        # Before a loop the copies of its first iterations fill a slot each.
+        depth = 1.0 if loop is None else model.depths.get(site.op, 1.0)
+        size = loaded_bytes(site.op) * depth * model.executed[site.op] / times
+        found[key] = found.get(key, 0.0) + size
     return max(found.values(), default=0.0)

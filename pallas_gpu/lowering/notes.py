@@ -251,12 +251,15 @@ def by_element(
         moved = elements * WARPS * WARP_LANES * bits / 8 / rates.GMEM_BYTES_PER_CYCLE
         cycles = costs.element_access_cost(layout, bits) / adjacent
         cycles = max(cycles, 0.0 if in_smem else moved)
+    what = described(view)
+    if layout is not None and layout.shape != tuple(view.window.sizes):
+        what = f"{list(layout.shape)} elements of {what}"
     unit = _BANK_BYTES_PER_WAVEFRONT if in_smem else rates.SECTOR_BYTES
     width = max(adjacent * bits // 8, 1)
     return Access(
         kind,
         "SMEM" if in_smem else "GMEM",
-        described(view),
+        what,
         ("ld" if kind == "load" else "st") + (".shared" if in_smem else ".global"),
         width,
         width,
@@ -269,9 +272,16 @@ def by_element(
     )
 
 
-def copy(plan: ThreadCopy, view: gmem.GmemView) -> Copy:
-    """Returns the note of a copy by threads."""
-    return Copy(described(view), plan.chunk_bytes, plan.is_asynchronous, plan.chunks)
+def copy(plan: ThreadCopy, view: gmem.GmemView, rows: int | None = None) -> Copy:
+    """Returns the note of a copy by threads.
+
+    Args:
+      rows: how many rows of the view, each of them planned; None: it is planned whole.
+    """
+    what, chunks = described(view), plan.chunks
+    if rows is not None:
+        what, chunks = f"{rows} rows of {what}", chunks * rows
+    return Copy(what, plan.chunk_bytes, plan.is_asynchronous, chunks)
 
 
 def conversion(

@@ -107,6 +107,25 @@ def test_every_kernel_of_a_function_is_explained_and_those_of_ops():
     assert softmax.bound == "memory"
 
 
+def test_gathered_rows_count_as_what_is_copied():
+    def body(x, rows, o):
+        @plgpu.loop(0, 64, init_carry=jnp.zeros((4, 1024)), num_stages=3)
+        def total(i, acc):
+            return acc + x[rows[i]]
+
+        o[plgpu.program_id(0)] = total
+
+    x = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
+    rows = jax.ShapeDtypeStruct((64, 4), jnp.int32)
+    out = jax.ShapeDtypeStruct((4096, 4, 1024), jnp.float32)
+    (kernel,) = plgpu.explain(plgpu.pallas_call(body, out, grid=4096))(x, rows).kernels
+    facts = {f.kind.id: f.facts for f in kernel.findings}
+    assert facts["copy"]["path"] == "cp.async"
+    assert facts["copy"]["bytes"] == 4 * 1024 * 4
+    assert facts["short-ring"]["bytes_per_iteration"] == 4 * 1024 * 4
+    assert facts["occupancy"]["bytes_under_way"] <= 50_000 * kernel.ctas_per_sm
+
+
 def test_a_target_has_its_own_instructions():
     a = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     (kernel,) = plgpu.explain(ops.matmul, target="sm_100a")(a, a).kernels

@@ -48,7 +48,7 @@ def gather(
     barrier_pointer: ir.Value | None,
     predicate: ir.Value | None = None,
     arrive: bool = True,
-) -> None:
+) -> ThreadCopy | None:
     """Starts copies of rows to SMEM.
 
     PTX: `mbarrier.arrive.expect_tx` of all bytes and, for each row,
@@ -65,6 +65,9 @@ def gather(
         a group of cp.async.
       predicate: i1, uniform; where it is false nothing is copied.
       arrive: False if the caller arrives, with the bytes of bulk copies.
+
+    Returns:
+      The chunks of a row, if threads copy them.
     """
     index = _in_registers(rows)
     plan = _plan(source, target, store=False)
@@ -81,7 +84,7 @@ def gather(
                 cp_async.arrive_when_copied(barrier_pointer)
         if arrive or barrier_pointer is None:
             cp_async.finish_load(barrier_pointer)
-        return
+        return plan
     kernel = module.current()
     total: ir.Value = kernel.i32(math.prod(target.shape[:1]) * _row_bytes(plan))
     if predicate is not None:
@@ -93,7 +96,7 @@ def gather(
     with predicated(predicate):
         if fours is not None:
             four_rows.load(fours, source, target, index, barrier_pointer)
-            return
+            return None
         for from_, to, present in _each(source, target, index):
             with predicated(present):
                 instructions.load_line(
@@ -102,6 +105,7 @@ def gather(
                     _row_bytes(plan),
                     barrier_pointer,
                 )
+    return None
 
 
 def scatter(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu.emitters.copies import rows
+from pallas_gpu.lowering import notes
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
@@ -17,13 +18,16 @@ from pallas_gpu.primitives import rows as primitives
 @emits(primitives.gather_rows_p)
 def _gather(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    rows.gather(
-        ctx.view(operands["src"]),
+    source, target = ctx.view(operands["src"]), ctx.view(operands["dst"])
+    plan = rows.gather(
+        source,
         ctx.operand(operands["rows"], "rows"),
-        ctx.view(operands["dst"]),
+        target,
         cp_async.barrier_of(ctx, operands["barrier"]),
         predicate_value(operands["predicate"]),
     )
+    if plan is not None:
+        notes.take(lambda: notes.copy(plan, source, target.shape[0]))
     return []
 
 
