@@ -7,6 +7,7 @@ unless its author asks for that.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ _MOST_REGISTERS, _REGISTER_BITS = 255, 32
 _TOLERATED_WITH_PADDING = 2.0
 # Sectors for one that elements take: a layout that suits what follows may take 2.
 _SCATTERED = 4
+# Of fewer elements than a warp has lanes the latency counts.
+_FEW_ELEMENTS = 32
 
 
 def access(
@@ -171,7 +174,8 @@ def _uncoalesced(
     requests = gmem.requests(view, layout)
     if requests is None or requests.wasted < _SCATTERED:
         return
-    if requests.sectors < _SCATTERED * requests.ideal_sectors:
+    few = math.prod(view.window.sizes) < _FEW_ELEMENTS
+    if few or requests.sectors < _SCATTERED * requests.ideal_sectors:
         return
     warn(
         f"a {kind} of GMEM is not coalesced",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import errors, offline, ops
 from pallas_gpu.__main__ import main
 from pallas_gpu.explanation.report import SCHEMA_VERSION
 from pallas_gpu.runtime import stages
@@ -124,6 +124,16 @@ def test_gathered_rows_count_as_what_is_copied():
     assert facts["copy"]["bytes"] == 4 * 1024 * 4
     assert facts["short-ring"]["bytes_per_iteration"] == 4 * 1024 * 4
     assert facts["occupancy"]["bytes_under_way"] <= 50_000 * kernel.ctas_per_sm
+
+
+def test_a_few_elements_of_a_column_are_no_warning(recwarn):
+    def body(table, o):
+        o[plgpu.program_id(0)] = table[:, plgpu.program_id(0)]
+
+    table = jax.ShapeDtypeStruct((8, 512), jnp.int32)
+    out = jax.ShapeDtypeStruct((512, 8), jnp.int32)
+    offline.lower(plgpu.pallas_call(body, out, grid=512), table)
+    assert not list(recwarn)
 
 
 def test_a_target_has_its_own_instructions():
