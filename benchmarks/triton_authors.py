@@ -265,12 +265,31 @@ def _moe_slots(
         start += tl.sum(is_own, 0)
 
 
+@triton.jit
+def _moe_slots_pairs(
+    experts, counts, o, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr
+):
+    """As before; numbers by comparing each choice with all of its part."""
+    first = tl.program_id(0) * BLOCK
+    every, own = tl.arange(0, EXPERTS), tl.arange(0, PART)
+    total = tl.histogram(tl.load(experts + first + tl.arange(0, BLOCK)), EXPERTS)
+    start = tl.atomic_add(counts + every, total, sem="relaxed")
+    for part in range(0, BLOCK, PART):
+        expert = tl.load(experts + first + part + own)
+        again = tl.load(experts + first + part + own)
+        is_before = (expert[:, None] == again[None, :]) & (own[:, None] > own[None, :])
+        number = tl.gather(start, expert, 0) + tl.sum(is_before.to(tl.int32), 1)
+        tl.store(o + first + part + own, number)
+        start += tl.histogram(expert, EXPERTS)
+
+
 def _launch_moe_slots(config: Any, experts: Any, counts: Any) -> Any:
-    block, part, warps = config
+    way, block, part, warps = config
     out = torch.empty_like(experts)
     grid = (experts.numel() // block,)
-    if part:
-        _moe_slots[grid](experts, counts, out, 256, block, part, num_warps=warps)
+    kernel = {"sums": _moe_slots, "pairs": _moe_slots_pairs}.get(way)
+    if kernel is not None:
+        kernel[grid](experts, counts, out, 256, block, part, num_warps=warps)
     else:
         _moe_slots_each[grid](experts, counts, out, block, num_warps=warps)
     return out, counts
@@ -308,9 +327,11 @@ CANDIDATES: dict[str, tuple[Callable[..., Any], list[Any]]] = {
         (1, 1024, 1, 4), (1, 2048, 1, 4), (1, 4096, 1, 8), (1, 1024, 4, 4),
         (4, 512, 3, 4), (4, 1024, 3, 8), (8, 512, 3, 4), (2, 1024, 4, 4),
     ]),
-    # Choices, those of a running sum (0: an atomic operation each), warps.
+    # How numbers are found, choices, those of a part, warps.
     "moe_slots": (_launch_moe_slots, [
-        (1024, 0, 4), (512, 0, 4), (256, 0, 4), (1024, 32, 4), (2048, 32, 8),
-        (4096, 32, 4), (2048, 64, 8), (4096, 16, 4),
+        ("atomics", 1024, 0, 4), ("sums", 512, 32, 4), ("sums", 1024, 32, 4),
+        ("sums", 1024, 16, 4), ("pairs", 256, 128, 4), ("pairs", 512, 128, 4),
+        ("pairs", 1024, 128, 4), ("pairs", 1024, 256, 8), ("pairs", 2048, 128, 4),
+        ("pairs", 2048, 256, 8), ("pairs", 1024, 64, 4), ("pairs", 1024, 64, 2),
     ]),
 }  # fmt: skip
