@@ -64,7 +64,10 @@ def _access(
     kind, hint, lost = "access", None, 0.0
     what = f"{name} by {note.instruction}, {note.width_bytes} bytes of each thread"
     if note.by_element:
-        kind, lost = "element-access", seconds * (1 - note.width_bytes / _WIDEST_BYTES)
+        kind = "element-access"
+        # What indices select has no other way.
+        if not site.op.name.endswith("_indexed"):
+            lost = seconds * (1 - note.width_bytes / _WIDEST_BYTES)
         what = f"{name} computes an address for each element"
         hint = "access slices: whole tiles, and starts that are multiples of them"
     elif note.width_bytes < note.wide_bytes:

@@ -147,7 +147,7 @@ class Model:
         )
         if self.compiled is None:
             del limits["registers"]
-        return {**limits, "grid": -(-self._ctas // self.target.sm_count)}
+        return {**limits, "grid": -(-self.ctas // self.target.sm_count)}
 
     @property
     def resident(self) -> int:
@@ -157,10 +157,11 @@ class Model:
     @property
     def rounds(self) -> int:
         """How many CTAs an SM executes one after another."""
-        return -(-self._ctas // (self.target.sm_count * self.resident))
+        return -(-self.ctas // (self.target.sm_count * self.resident))
 
     @property
-    def _ctas(self) -> int:
+    def ctas(self) -> int:
+        """The CTAs of a launch."""
         params = self.build.params
         return params.mesh.blocks * math.prod(axis.size for axis in params.batch)
 
@@ -175,7 +176,7 @@ class Model:
         Args:
           cycles: of one execution by a warpgroup.
         """
-        on_one_sm = -(-self._ctas // self.target.sm_count)
+        on_one_sm = -(-self.ctas // self.target.sm_count)
         return cycles * self.executed.get(op, 0.0) * on_one_sm / self.hertz
 
     def waiting(self, times: float, cycles: float = LATENCY_CYCLES) -> float:

@@ -126,6 +126,21 @@ def test_gathered_rows_count_as_what_is_copied():
     assert facts["occupancy"]["bytes_under_way"] <= 50_000 * kernel.ctas_per_sm
 
 
+def test_what_indices_select_from_smem_is_not_called_slow():
+    def body(x, rows, o, table):
+        mine = plgpu.ds(plgpu.program_id(0) * 4096, 4096)
+        table[...] = x[...]
+        o[mine] = table[rows[mine]]
+
+    x, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (256, 1 << 20))
+    call = plgpu.pallas_call(
+        body, rows, grid=256, scratch_shapes=[plgpu.SMEM((256,), jnp.int32)]
+    )
+    (kernel,) = plgpu.explain(call)(x, rows).kernels
+    assert "element-access" in [f.kind.id for f in kernel.findings]
+    assert not kernel.slow
+
+
 def test_a_few_elements_of_a_column_are_no_warning(recwarn):
     def body(table, o):
         o[plgpu.program_id(0)] = table[:, plgpu.program_id(0)]
