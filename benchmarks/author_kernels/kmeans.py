@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from benchmarks.author_kernels import normal
 
-# Points and centroids of a block, warpgroups, blocks of centroids in flight.
-CONFIGS = [(128, 128, 2, 2), (128, 256, 2, 2), (192, 128, 3, 2), (64, 128, 1, 2)]
+# Points and centroids of a block, stages.
+CONFIGS = [(64, 64, 3), (64, 128, 2), (64, 128, 3), (128, 64, 2), (128, 64, 3)]
 
 
 def nearest(x, centroids, norms, config=CONFIGS[0]):
@@ -21,50 +21,29 @@ def nearest(x, centroids, norms, config=CONFIGS[0]):
       centroids: (k, d), bfloat16.
       norms: (k,), float32: the squared lengths of the centroids.
     """
-    (n, d), k = x.shape, len(centroids)
-    points, block, warpgroups, stages = config
+    n, k = len(x), len(centroids)
+    points, block, stages = config
 
-    def body(x_ref, c_ref, norm_ref, o_ref, least_ref, index_ref):
-        rows = plgpu.ds(jax.lax.axis_index("wg") * 64, 64)
-        step = plgpu.program_id(1)
+    def body(x_ref, c_ref, norm_ref, o_ref):
+        rows = plgpu.ds(plgpu.program_id(0) * points, points)
+        mine = x_ref[rows, :]
+        start = jnp.full(points, jnp.inf), jnp.zeros(points, jnp.int32)
 
-        @plgpu.when(step == 0)
-        def _():
-            least_ref[rows] = jnp.full(64, jnp.inf)
-            index_ref[rows] = jnp.zeros(64, jnp.int32)
+        @plgpu.loop(0, k // block, init_carry=start, num_stages=stages)
+        def last(j, carry):
+            best, index = carry
+            part = plgpu.ds(j * block, block)
+            dots = jnp.dot(mine, c_ref[part, :].T, preferred_element_type=jnp.float32)
+            distance = norm_ref[part] - 2 * dots
+            least, at = distance.min(1), distance.argmin(1).astype(jnp.int32)
+            index = jnp.where(least < best, at + j * block, index)
+            return jnp.minimum(least, best), index
 
-        dots = jnp.dot(x_ref[rows], c_ref[...].T, preferred_element_type=jnp.float32)
-        distance = norm_ref[...] - 2 * dots
-        least = distance.min(1)
-        index = distance.argmin(1).astype(jnp.int32) + step * block
-        is_less = least < least_ref[rows]
-        index_ref[rows] = jnp.where(is_less, index, index_ref[rows])
-        least_ref[rows] = jnp.where(is_less, least, least_ref[rows])
-
-        @plgpu.when(step == plgpu.num_programs(1) - 1)
-        def _():
-            o_ref[rows] = index_ref[rows]
+        _, index = last
+        o_ref[rows] = index
 
     return plgpu.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct((n,), jnp.int32),
-        grid=(plgpu.cdiv(n, points), k // block),
-        in_specs=[
-            plgpu.BlockSpec((points, d), lambda i, j: (i, 0)),
-            plgpu.BlockSpec((block, d), lambda i, j: (j, 0)),
-            plgpu.BlockSpec((block,), lambda i, j: (j,)),
-        ],
-        out_specs=plgpu.BlockSpec((points,), lambda i, j: (i,)),
-        scratch_shapes=[
-            plgpu.SMEM((points,), jnp.float32),
-            plgpu.SMEM((points,), jnp.int32),
-        ],
-        num_threads=warpgroups,
-        thread_name="wg",
-        compiler_params=plgpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"),
-            max_concurrent_steps=stages,
-        ),
+        body, out_shape=jax.ShapeDtypeStruct((n,), jnp.int32), grid=n // points
     )(x, centroids, norms)
 
 
