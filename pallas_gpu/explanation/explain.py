@@ -9,7 +9,7 @@ from typing import Any
 
 from pallas_gpu import arch, errors, expect, findings, offline
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.explanation import accesses, atomics, loops, products, resources
+from pallas_gpu.explanation import accesses, loops, products, resources
 from pallas_gpu.explanation.findings import SlowFinding
 from pallas_gpu.explanation.model import Model
 from pallas_gpu.explanation.report import Explanation, KernelExplanation
@@ -18,7 +18,7 @@ from pallas_gpu.lowering.machine import Build
 _FINDERS: tuple[Callable[[Model], Iterator[SlowFinding]], ...] = (
     products.products,
     accesses.accesses,
-    atomics.atomics,
+    accesses.atomics,
     loops.loops,
     resources.spills,
     resources.occupancy,

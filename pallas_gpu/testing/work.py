@@ -117,6 +117,10 @@ class Memory:
     num_bytes: float
 
 
+# What is known of the inputs of a loop's step, and the conditions of its branches.
+_Step = tuple[Sequence[Any], tuple[Any, ...]]
+
+
 class Counter(Flow[Any]):
     """Counts the work of one warpgroup at a position of the launch.
 
@@ -199,7 +203,8 @@ class Counter(Flow[Any]):
         of_condition, of_body = (self._inputs(op, i) for i in range(2))
         first, consts = of_body[len(of_body) - n :], of_body[: len(of_body) - n]
         kept = of_condition[: len(of_condition) - n]
-        needed, steps = _needed(body), []
+        needed = _needed(body)
+        steps: list[_Step] = []
         carry: Sequence[Any] = first
         while len(steps) <= _MOST_STEPS:
             _, (goes_on,) = self._counted(condition, [*kept, *carry])
@@ -216,7 +221,8 @@ class Counter(Flow[Any]):
 
     def _for(self, op: Op) -> Sequence[Any]:
         (body,), length = op.regions, op.params["length"]
-        inputs, needed, steps = self._inputs(op, 0), _needed(body), []
+        inputs, needed = self._inputs(op, 0), _needed(body)
+        steps: list[_Step] = []
         for _ in range(min(length, _MOST_STEPS)):
             _, results = self._counted(needed, inputs)
             steps.append((inputs, tuple(results[len(body.results) :])))
@@ -230,7 +236,7 @@ class Counter(Flow[Any]):
     def _add_steps(
         self,
         body: Region,
-        steps: Sequence[tuple[Sequence[Any], tuple[Any, ...]]],
+        steps: Sequence[_Step],
         number: int | None = None,
     ) -> None:
         """Adds the work of a loop's steps.
