@@ -137,7 +137,7 @@ def test_what_indices_select_from_smem_is_not_called_slow():
         body, rows, grid=256, scratch_shapes=[plgpu.SMEM((256,), jnp.int32)]
     )
     (kernel,) = plgpu.explain(call)(x, rows).kernels
-    assert "element-access" in [f.kind.id for f in kernel.findings]
+    assert "access" in [f.kind.id for f in kernel.findings]
     assert not kernel.slow
 
 
