@@ -19,11 +19,9 @@ _IMMEDIATE = re.compile(r"\$0x([0-9a-f]+)")
 _MEMORY = re.compile(r"\[(\w+):")
 # What issues beside scalar code: one load and one store of a vector a bundle.
 _LOAD, _STORE = re.compile(r"\bvld\b|\bvld\."), re.compile(r"\bvst\b|\bvst\.|\bvstv?\.")
-# A store that adds reads memory, in the slot of a load; sorts and scans enter one queue.
-_READ, _QUEUED = (
-    re.compile(r"\bvld\b|\bvld\.|\bvst\.(?:idx\.)?add"),
-    re.compile(r"^\(xrf"),
-)
+# A store that adds reads memory, in the slot of a load; sorts and scans are queued.
+_READ = re.compile(r"\bvld\b|\bvld\.|\bvst\.(?:idx\.)?add")
+_QUEUED = re.compile(r"^\(xrf")
 _SCALAR_SUBCORE = ("called_computation", "main")
 
 
