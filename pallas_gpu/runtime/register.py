@@ -145,14 +145,20 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
                 added = jnp.full(aval.shape, value, aval.dtype)
                 in_place[n_in + i] = n_out + i
             filled.append(added)
-    return custom_call.call(
+    attributes = devices.attributes(kernel)
+    if attributes and args:
+        args = jax.lax.optimization_barrier(args)
+    made = custom_call.call(
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         serialized,
-        attributes=devices.attributes(kernel),
+        attributes=attributes,
         has_side_effect=kernel.is_observable,
         input_output_aliases=in_place,
     )[:n_out]
+    # In a loop XLA makes slices of larger arrays of operands and results, at an address
+    # that changes; it tells the other devices the first one alone.
+    return list(jax.lax.optimization_barrier(made)) if attributes else made
 
 
 _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)

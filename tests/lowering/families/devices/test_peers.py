@@ -208,6 +208,14 @@ def test_one_device_has_no_others():
     assert "metadata = false" in call_of(over(abstract((1,)), put), X)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_xla_makes_no_slices_of_operands_and_results(devices):
+    """In a loop other devices would not know the address of a slice."""
+    function = over(abstract((devices,)), put)
+    lowered = jax.jit(function).trace(X).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("optimization_barrier") == (2 if devices > 1 else 0)
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_arrays_that_are_kept(here, monkeypatch):
     """On devices that are here their addresses are passed; others get new ones."""
