@@ -34,7 +34,7 @@ from pallas_gpu.ops.rules import cached
 
 THREADS = 128
 # One per SM, and two for large arrays: of 256 MiB on four H100 all_reduce takes 0.88 of
-# the time, and others the same to 1 %.
+# the time, and others the same to 2 %.
 _MOST_CTAS = 132
 _VECTOR_BYTES = 16
 # Vectors that a thread has under way; eight of each of two devices are 64 registers.
