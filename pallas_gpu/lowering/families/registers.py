@@ -11,7 +11,7 @@ import numpy as np
 
 from pallas_gpu import _jax, types
 from pallas_gpu.emitters import elementwise, gmem
-from pallas_gpu.emitters.elements import scalars, table
+from pallas_gpu.emitters.elements import dtypes, scalars, table
 from pallas_gpu.emitters.tensor_cores import wgmma as wgmma_emitter
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import accesses, waits
@@ -57,7 +57,8 @@ def read_memory(
         loaded = accesses.load_scalar(view, reduction)
         return elementwise.scalar(loaded, ref.handle.dtype)
     if isinstance(view, gmem.GmemView):
-        waits.load(ctx, math.prod(view.shape))
+        elements = math.prod(view.shape)
+        waits.load(ctx, elements, elements * dtypes.stored_bits(view.dtype) // 8)
     placement = ctx.kernel.layouts.loaded(ctx, ref.handle, view, layout)
     array = accesses.load(view, placement, optimized, lambda: ctx.op.where, reduction)
     return array if layout is None else ctx.operand(array, "cast")
