@@ -47,7 +47,7 @@ def trace_body(
         with jax_errors.typed(mesh):
             closed, _ = _jax.trace(bound, refs, mesh.axes)
             scope.require_applied()
-            closed = plain.plain(closed, mesh)
+            closed, _ = plain.plain(closed, mesh, 1)
         consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
         return allocated(closed.jaxpr, consts, mesh.axes, _declared)
 
