@@ -14,7 +14,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.sparsecore.emitters import conversions, memory
 from pallas_gpu.sparsecore.emitters.values import Array, Handle, elements_of
 from pallas_gpu.sparsecore.lowering.families.control import Border
-from pallas_gpu.sparsecore.lowering.state import emits, masks, operands
+from pallas_gpu.sparsecore.lowering.state import emits, masks
 from pallas_gpu.sparsecore.primitives import gathers
 from pallas_gpu.sparsecore.types import SEMAPHORES, VMEM_SHARED, SemaphoreType
 
@@ -52,27 +52,21 @@ def _elements(ctx: Any, part: memory.Part) -> int:
 
 
 @emits(_jax.get_p)
-def _get(ctx: Any, *invals: Any) -> Array:
-    part = operands(ctx, invals)["ref"]
-    return memory.load(part, _elements(ctx, part))
+def _get(ctx: Any, ref: memory.Part) -> Array:
+    return memory.load(ref, _elements(ctx, ref))
 
 
 @emits(_jax.swap_p)
-def _swap(ctx: Any, *invals: Any) -> Array | None:
-    given = operands(ctx, invals)
-    part, value = given["ref"], given["value"]
-    elements = _elements(ctx, part)
-    before = memory.load(part, elements) if ctx.result_is_read else None
-    memory.store(part, value, elements)
+def _swap(ctx: Any, ref: memory.Part, value: Any) -> Array | None:
+    elements = _elements(ctx, ref)
+    before = memory.load(ref, elements) if ctx.result_is_read else None
+    memory.store(ref, value, elements)
     return before
 
 
 @emits(_jax.addupdate_p)
-def _addupdate(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    part = given["ref"]
-    memory.store(part, given["value"], _elements(ctx, part), add=True)
-    return []
+def _addupdate(ctx: Any, ref: memory.Part, value: Any) -> None:
+    memory.store(ref, value, _elements(ctx, ref), add=True)
 
 
 # --- positions of each lane -----------------------------------------------------------
@@ -86,15 +80,14 @@ def _whole(part: memory.Part) -> Handle:
 
 
 @emits(gathers.load_gather_p)
-def _load_gather(ctx: Any, *invals: Any) -> Array:
-    given = operands(ctx, invals)
-    indices, handle = given["indices"], _whole(given["ref"])
+def _load_gather(ctx: Any, ref: memory.Part, indices: Any, mask: Any) -> Array:
+    handle = _whole(ref)
     count, elements = len(indices[0].parts), elements_of(indices[0].parts[0])
     parts = [
         memory.load_indexed(handle, row, mask=m)
         for *row, m in zip(
             *(i.parts for i in indices),
-            masks(ctx, given["mask"], count, elements),
+            masks(ctx, mask, count, elements),
             strict=True,
         )
     ]
@@ -102,33 +95,27 @@ def _load_gather(ctx: Any, *invals: Any) -> Array:
 
 
 @emits(gathers.store_scatter_p)
-def _store_scatter(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    indices, handle, value = given["indices"], _whole(given["ref"]), given["value"]
-    wide = masks(ctx, given["mask"], len(value.parts), elements_of(value.parts[0]))
-    add = ctx.op.params["add"]
+def _store_scatter(
+    ctx: Any, ref: memory.Part, indices: Any, value: Any, mask: Any, *, add: bool
+) -> None:
+    handle = _whole(ref)
+    wide = masks(ctx, mask, len(value.parts), elements_of(value.parts[0]))
     for x, m, *row in zip(value.parts, wide, *(i.parts for i in indices), strict=True):
         memory.store_indexed(handle, row, x, mask=m, add=add)
-    return []
 
 
 @emits(gathers.load_expanded_p)
-def _load_expanded(ctx: Any, *invals: Any) -> Array:
-    given = operands(ctx, invals)
-    part = given["ref"]
-    (mask,) = masks(ctx, given["mask"], 1, _elements(ctx, part))
-    loaded = memory.load_expanded(part, mask)
-    return Array(given["mask"].shape, part.handle.dtype, (loaded,))
+def _load_expanded(ctx: Any, ref: memory.Part, mask: Any) -> Array:
+    (wide,) = masks(ctx, mask, 1, _elements(ctx, ref))
+    return Array(mask.shape, ref.handle.dtype, (memory.load_expanded(ref, wide),))
 
 
 @emits(gathers.store_compressed_p)
-def _store_compressed(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    part = given["ref"]
-    (mask,) = masks(ctx, given["mask"], 1, _elements(ctx, part))
-    add = ctx.op.params["add"]
-    memory.store_compressed(part, given["value"].value, mask, add=add)
-    return []
+def _store_compressed(
+    ctx: Any, ref: memory.Part, value: Any, mask: Any, *, add: bool
+) -> None:
+    (wide,) = masks(ctx, mask, 1, _elements(ctx, ref))
+    memory.store_compressed(ref, value.value, wide, add=add)
 
 
 # --- scopes ---------------------------------------------------------------------------
