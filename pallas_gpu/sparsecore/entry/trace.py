@@ -65,7 +65,7 @@ def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
             got=f"memory_space={getattr(space, 'name', space)}",
             hint="pass memory_space, or declare the array in scratch_types",
         )
-    return Scratch(space, tuple(ref.shape), ref.dtype)
+    return Scratch(space, tuple(ref.shape), ref.dtype, getattr(ref, "tiling", None))
 
 
 def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:
