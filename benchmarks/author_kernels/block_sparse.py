@@ -12,8 +12,9 @@ from benchmarks.author_kernels import normal
 
 F32 = jnp.float32
 BLOCK, DEPTH, PARTS = 128, 64, 2
+TILES = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 # Rows of a block, stages, order of blocks (`strip`).
-CONFIGS = [(128, 4, None), (128, 4, 8), (256, 3, None), (256, 3, 8)]
+CONFIGS = [(128, 4, None), (128, 5, None), (256, 3, None), (256, 3, 8)]
 
 
 def block_sparse(x, blocks, table, config=CONFIGS[0]):
@@ -30,11 +31,15 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
 
     def body(table_ref, x_ref, w_ref, o_ref, acc_ref):
         mine = plgpu.ds(jax.lax.axis_index("wg") * (rows // 2), rows // 2)
-        acc_ref[...] += jnp.dot(x_ref[mine], w_ref[...], preferred_element_type=F32)
+        plgpu.wgmma(acc_ref, x_ref.at[mine], w_ref)
+        plgpu.wgmma_wait(1)  # for the product of the step before
 
         @plgpu.when(plgpu.program_id(2) == steps - 1)
         def _():
             o_ref[mine] = acc_ref[...].astype(o_ref.dtype)
+
+    def spec(shape, index_map):
+        return plgpu.BlockSpec(shape, index_map, transforms=TILES, delay_release=1)
 
     return plgpu.pallas_call(
         body,
@@ -43,13 +48,11 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
             num_scalar_prefetch=1,
             grid=(m // rows, columns, steps),
             in_specs=[
-                plgpu.BlockSpec(
+                spec(
                     (rows, DEPTH),
                     lambda i, j, s, rows: (i, rows[j, s // PARTS] * PARTS + s % PARTS),
                 ),
-                plgpu.BlockSpec(
-                    (DEPTH, BLOCK), lambda i, j, s, table: (j * steps + s, 0)
-                ),
+                spec((DEPTH, BLOCK), lambda i, j, s, table: (j * steps + s, 0)),
             ],
             out_specs=plgpu.BlockSpec((rows, BLOCK), lambda i, j, s, table: (i, j)),
             scratch_shapes=[plgpu.ACC((rows // 2, BLOCK))],
