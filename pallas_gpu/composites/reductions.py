@@ -24,13 +24,29 @@ def _position_of(reduce: Callable[..., Any]) -> Callable[..., Any]:
         (axis,) = composite.params["axes"]
         found = jnp.expand_dims(reduce(x, axes=(axis,)), axis)
         # If there is a NaN, the reduction gives it, and it equals nothing.
-        candidate = (x == found) | (x != x)
+        if x.dtype == np.float32:
+            candidate = _reaches(reduce, x, found)
+        else:
+            candidate = (x == found) | (x != x)
         last = np.int32(x.shape[axis] - 1)
         position = lax.broadcasted_iota(np.int32, x.shape, axis)
         first = lax.reduce_min(jnp.where(candidate, position, last), axes=(axis,))
         return first.astype(composite.params["index_dtype"])
 
     return rule
+
+
+def _reaches(reduce: Callable[..., Any], x: Any, found: Any) -> Any:
+    """Which elements equal what a reduction gives, NaN for NaN: a comparison of each.
+
+    It is an unordered one, with the number before the extremum, which no other element
+    exceeds; or with the infinity that only NaN exceeds.
+    """
+    end = np.float32(np.inf if reduce is lax.reduce_max else -np.inf)
+    before = lax.nextafter(found, jnp.full_like(found, -end))
+    bound = jnp.where(found == -end, np.float32(np.nan), before)
+    bound = jnp.where(found != found, end, bound)
+    return ~(x <= bound if reduce is lax.reduce_max else x >= bound)
 
 
 composite("argmax")(_position_of(lax.reduce_max))
