@@ -47,6 +47,9 @@ KINDS: tuple[Rule, ...] = (
     Rule("access", "", "Loads or stores by threads.", "note"),
     Rule("copy", "", "A copy between GMEM and SMEM.", "note"),
     Rule("loop", "", "Iterations of a loop, and what each waits for.", "note"),
+    Rule("not-ahead", "",
+         "A load that a loop with `num_stages`, or with products, does not copy ahead.",
+         "note"),
 )  # fmt: skip
 BY_ID: dict[str, Rule] = {kind.id: kind for kind in KINDS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pallas_gpu import findings
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
 from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.lowering.notes import Access
@@ -40,6 +41,9 @@ def loops(model: Model) -> Iterator[SlowFinding]:
             yield _loop(model, loop, sites)
         yield from _unpipelined(model, loop, sites)
     yield from _ring(model, inside)
+    for where, why in model.build.params.not_ahead:
+        what = f"a load is not copied ahead: {why}"
+        yield SlowFinding(BY_ID["not-ahead"], what, at=findings.place(where))
 
 
 def _loop(model: Model, loop: Site, sites: Sequence[Site]) -> SlowFinding:

@@ -24,6 +24,7 @@ from pallas_gpu.sparsecore.emitters.module import Module
 from pallas_gpu.sparsecore.emitters.values import (
     I32,
     Array,
+    ArrayType,
     constant,
     i32,
     known,
@@ -120,6 +121,14 @@ class SparseCoreState:
 
 # Registers the rule which emits a primitive.
 emits = functools.partial(rules.emits, machine=MACHINE)
+
+
+def array_type(aval: Any, params: CallParams) -> ArrayType:
+    """Returns what a reference is declared as in a kernel."""
+    options: Any = params.compiler_params
+    own = aval.tiling if aval.tiling != options.tiling else None
+    space = aval.memory_space.name.lower()
+    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype), space, own)
 
 
 def masks(ctx: Any, mask: Array | None, count: int, elements: int) -> list[Any]:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mosaic.python import tpu
 
@@ -14,7 +14,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.sparsecore.emitters import conversions, memory
 from pallas_gpu.sparsecore.emitters.values import Array, Handle, elements_of
 from pallas_gpu.sparsecore.lowering.families.control import Border
-from pallas_gpu.sparsecore.lowering.state import emits, masks
+from pallas_gpu.sparsecore.lowering.state import array_type, emits, masks
 from pallas_gpu.sparsecore.primitives import gathers
 from pallas_gpu.sparsecore.types import SEMAPHORES, VMEM_SHARED, SemaphoreType
 
@@ -27,7 +27,8 @@ def _elements(ctx: Any, part: memory.Part) -> int:
     Raises:
       UnsupportedError: narrow elements that are not next to each other in memory.
     """
-    dtype, params = part.handle.dtype, ctx.kernel.params.compiler_params
+    dtype = part.handle.dtype
+    tiling = part.handle.tiling or ctx.kernel.params.compiler_params.tiling
     if dtype.itemsize < 4 and part.handle.space == "smem":
         raise errors.UnsupportedError(
             f"a scalar of {dtype.name} in SMEM",
@@ -36,14 +37,14 @@ def _elements(ctx: Any, part: memory.Part) -> int:
             hint="declare SMEM of int32 or float32, and convert the array before the "
             "call",
         )
-    if dtype.itemsize < 4 and params.tiling == "compact":
+    if dtype.itemsize < 4 and tiling == "compact":
         raise errors.UnsupportedError(
             f"vectors of {dtype.name} in VMEM under the compact tiling",
             expected="elements of 32 bits, or tiling='sparsecore'",
             got=f"{dtype.name}{list(part.shape)}, whose neighbours in memory are "
             "elements of another row",
-            hint="pass plsc.CompilerParams(tiling='sparsecore'), or keep the array as "
-            "int32 and use plsc.bitcast",
+            hint="declare plsc.VMEM(shape, dtype, tiling='sparsecore'), or pass that "
+            "to plsc.CompilerParams; or keep the array as int32 and use plsc.bitcast",
         )
     return conversions.register_elements(dtype, ctx.kernel.target.lanes)
 
@@ -76,7 +77,7 @@ def _whole(part: memory.Part) -> Handle:
     """Returns the array that the indices of lanes refer to: a slice is its own."""
     handle = part.handle
     view = memory.view(part)
-    return Handle(view, part.shape, handle.dtype, handle.space)
+    return dataclasses.replace(handle, memref=view, shape=part.shape)
 
 
 @emits(gathers.load_gather_p)
@@ -141,4 +142,4 @@ def _declared(ctx: Any, var: Any) -> Handle:
         return memory.semaphores(aval.shape, _SEMAPHORES[aval.type])
     if space.name not in ("VMEM", "SMEM"):
         raise errors.InternalError(f"{space.name} in a scope")
-    return memory.allocate(aval.shape, np.dtype(aval.dtype), space.name.lower())
+    return memory.allocate(array_type(aval, kernel.params))
