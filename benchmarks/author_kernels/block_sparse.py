@@ -12,9 +12,11 @@ from benchmarks.author_kernels import normal
 
 F32 = jnp.float32
 BLOCK, DEPTH, PARTS = 128, 64, 2
-TILES = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-# Rows of a block, stages, order of blocks (`strip`).
-CONFIGS = [(128, 4, None), (128, 5, None), (256, 3, None), (256, 3, 8)]
+# Rows of a block, stages, whether blocks are persistent, whether threads store to GMEM.
+CONFIGS = [
+    (128, 4, False, False), (128, 5, True, False), (256, 3, False, False),
+    (256, 3, True, False), (256, 4, True, True),
+]  # fmt: skip
 
 
 def block_sparse(x, blocks, table, config=CONFIGS[0]):
@@ -26,20 +28,17 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
       table: (n // 128, blocks of a column), int32: which rows of blocks they are.
     """
     m, (columns, stored) = len(x), table.shape
-    rows, stages, strip = config
+    rows, stages, persistent, direct = config
+    memory = plgpu.GMEM if direct else plgpu.SMEM
     steps = stored * PARTS
 
     def body(table_ref, x_ref, w_ref, o_ref, acc_ref):
         mine = plgpu.ds(jax.lax.axis_index("wg") * (rows // 2), rows // 2)
-        plgpu.wgmma(acc_ref, x_ref.at[mine], w_ref)
-        plgpu.wgmma_wait(1)  # for the product of the step before
+        acc_ref[...] += jnp.dot(x_ref[mine], w_ref[...], preferred_element_type=F32)
 
         @plgpu.when(plgpu.program_id(2) == steps - 1)
         def _():
             o_ref[mine] = acc_ref[...].astype(o_ref.dtype)
-
-    def spec(shape, index_map):
-        return plgpu.BlockSpec(shape, index_map, transforms=TILES, delay_release=1)
 
     return plgpu.pallas_call(
         body,
@@ -48,13 +47,17 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
             num_scalar_prefetch=1,
             grid=(m // rows, columns, steps),
             in_specs=[
-                spec(
+                plgpu.BlockSpec(
                     (rows, DEPTH),
                     lambda i, j, s, rows: (i, rows[j, s // PARTS] * PARTS + s % PARTS),
                 ),
-                spec((DEPTH, BLOCK), lambda i, j, s, table: (j * steps + s, 0)),
+                plgpu.BlockSpec(
+                    (DEPTH, BLOCK), lambda i, j, s, table: (j * steps + s, 0)
+                ),
             ],
-            out_specs=plgpu.BlockSpec((rows, BLOCK), lambda i, j, s, table: (i, j)),
+            out_specs=plgpu.BlockSpec(
+                (rows, BLOCK), lambda i, j, s, table: (i, j), memory_space=memory
+            ),
             scratch_shapes=[plgpu.ACC((rows // 2, BLOCK))],
         ),
         num_threads=2,
@@ -62,7 +65,7 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
         compiler_params=plgpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             max_concurrent_steps=stages,
-            strip=strip,
+            persistent=persistent,
         ),
     )(table, x, blocks.reshape(-1, BLOCK))
 
