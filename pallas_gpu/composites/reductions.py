@@ -42,11 +42,18 @@ def _reaches(reduce: Callable[..., Any], x: Any, found: Any) -> Any:
     It is an unordered one, with the number before the extremum, which no other element
     exceeds; or with the infinity that only NaN exceeds.
     """
-    end = np.float32(np.inf if reduce is lax.reduce_max else -np.inf)
-    before = lax.nextafter(found, jnp.full_like(found, -end))
-    bound = jnp.where(found == -end, np.float32(np.nan), before)
+    is_max = reduce is lax.reduce_max
+    end = np.float32(np.inf if is_max else -np.inf)
+    bound = -_next_above(-found) if is_max else _next_above(found)
     bound = jnp.where(found != found, end, bound)
-    return ~(x <= bound if reduce is lax.reduce_max else x >= bound)
+    return ~(x <= bound if is_max else x >= bound)
+
+
+def _next_above(x: Any) -> Any:
+    """The next number above x; above infinity NaN, with which nothing is in order."""
+    # The sum has no -0.
+    bits = lax.bitcast_convert_type(x + np.float32(0), np.int32)
+    return lax.bitcast_convert_type(bits + ((bits >> 31) | 1), np.float32)
 
 
 composite("argmax")(_position_of(lax.reduce_max))
