@@ -9,11 +9,8 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from benchmarks.author_kernels import normal
 
-# Points and centroids of a block, stages, whether the points stay in SMEM.
-CONFIGS = [
-    (64, 64, 3, True), (64, 128, 2, False), (128, 64, 2, True), (128, 64, 2, False),
-    (128, 128, 2, True), (128, 128, 2, False),
-]  # fmt: skip
+# Points and centroids of a block, stages.
+CONFIGS = [(64, 64, 3), (64, 128, 2), (64, 128, 3), (128, 64, 2), (128, 128, 2)]
 
 
 def nearest(x, centroids, norms, config=CONFIGS[0]):
@@ -24,37 +21,29 @@ def nearest(x, centroids, norms, config=CONFIGS[0]):
       centroids: (k, d), bfloat16.
       norms: (k,), float32: the squared lengths of the centroids.
     """
-    (n, d), k = x.shape, len(centroids)
-    points, block, stages, in_smem = config
+    n, k = len(x), len(centroids)
+    points, block, stages = config
 
     def body(x_ref, c_ref, norm_ref, o_ref):
-        mine = x_ref if in_smem else x_ref[...]
+        rows = plgpu.ds(plgpu.program_id(0) * points, points)
+        mine = x_ref[rows, :]
         start = jnp.full(points, jnp.inf), jnp.zeros(points, jnp.int32)
 
         @plgpu.loop(0, k // block, init_carry=start, num_stages=stages)
         def last(j, carry):
             best, index = carry
             part = plgpu.ds(j * block, block)
-            dots = jnp.dot(
-                mine[...], c_ref[part, :].T, preferred_element_type=jnp.float32
-            )
+            dots = jnp.dot(mine, c_ref[part, :].T, preferred_element_type=jnp.float32)
             distance = norm_ref[part] - 2 * dots
             least, at = distance.min(1), distance.argmin(1).astype(jnp.int32)
             index = jnp.where(least < best, at + j * block, index)
             return jnp.minimum(least, best), index
 
         _, index = last
-        o_ref[...] = index
+        o_ref[rows] = index
 
-    memory = plgpu.SMEM if in_smem else plgpu.GMEM
-    own = plgpu.BlockSpec((points, d), lambda i: (i, 0), memory_space=memory)
-    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
     return plgpu.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct((n,), jnp.int32),
-        grid=n // points,
-        in_specs=[own, whole, whole],
-        out_specs=plgpu.BlockSpec((points,), lambda i: (i,)),
+        body, out_shape=jax.ShapeDtypeStruct((n,), jnp.int32), grid=n // points
     )(x, centroids, norms)
 
 
