@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -28,8 +28,15 @@ from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
 
 _WORD_BYTES = 4
+# Elements of a thread whose steps are emitted together: enough of them are independent.
+# The other rows follow in a loop. Estimate.
+_TOGETHER = 32
+# Words of a thread up to which a loop over its halves does not spill on sm_90a.
+_MOST_TURNED = 128
+# Words of a thread that warps exchange between two barriers: they are held twice.
+MOST_WORDS = 16
 # What a comparison compares (PTX ISA, setp).
-_WIDE, _WIDEST_BITS = np.dtype(np.uint64), 64
+_WIDEST_BITS = 64
 # The least scratch: four words (a granule of it).
 LEAST_BYTES = 16
 _ULT, _EQ, _NE = (
@@ -69,36 +76,56 @@ def sort(
     last, both = slice(n_keys - 2, n_keys), types[n_keys - 2 : n_keys]
     joins = len(both) == 2 and sum(map(dtypes.bits, both)) <= _WIDEST_BITS
     if joins:
-        values[last], types[last] = [_joined(values[last], both)], [_WIDE]
+        values[last], types[last] = [_joined(values[last], both)], [_wide(both)]
+    order = [i for row in rows.values() for i in row]
+    together = _together(len(rows), elements)
     network = _Network(
         tuple(types),
-        list(rows.values()),
+        together,
         n_keys - joins,
         elements,
         threads.bit_length() - 1,
         scratch,
     )
-    values = network.sorted(values)
+    found = network.sorted([[v[i] for i in order] for v in values], len(rows))
+    for v, x in zip(values, found, strict=True):
+        for i, value in zip(order, x, strict=True):
+            v[i] = value
     if joins:
         values[n_keys - 2 : n_keys - 1] = _parted(values[n_keys - 2], both)
     return [x.with_values(v) for x, v in zip(arrays, values, strict=True)]
 
 
+def _together(rows: int, elements: int) -> int:
+    """How many rows of a thread are sorted at once: a divisor of their number."""
+    return max(
+        n
+        for n in range(1, rows + 1)
+        if rows % n == 0 and (n == 1 or n * elements <= _TOGETHER)
+    )
+
+
+def _wide(types: Sequence[np.dtype]) -> np.dtype:
+    return np.dtype(np.uint32 if sum(map(dtypes.bits, types)) <= 32 else np.uint64)
+
+
 def _joined(values: _Values, types: Sequence[np.dtype]) -> list[ir.Value]:
     """Two keys as one: a comparison instead of three."""
+    wide = _wide(types)
     high, low = (
-        [convert_value(x, dtype, _WIDE) for x in v]
+        [convert_value(x, dtype, wide) for x in v]
         for v, dtype in zip(values, types, strict=True)
     )
-    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, low[0])
+    shift = dtypes.constant(dtypes.bits(types[1]), wide, low[0])
     return [arith.ori(arith.shli(a, shift), b) for a, b in zip(high, low, strict=True)]
 
 
 def _parted(values: list[ir.Value], types: Sequence[np.dtype]) -> _Values:
-    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, values[0])
+    wide = _wide(types)
+    shift = dtypes.constant(dtypes.bits(types[1]), wide, values[0])
     high = [arith.shrui(x, shift) for x in values]
     return [
-        [convert_value(x, _WIDE, dtype) for x in v]
+        [convert_value(x, wide, dtype) for x in v]
         for v, dtype in zip((high, values), types, strict=True)
     ]
 
@@ -109,7 +136,7 @@ class _Network:
 
     Attributes:
       dtypes: of the arrays.
-      rows: for each row the registers of its elements, in order.
+      rows: how many are sorted at once.
       n_keys: how many arrays are compared.
       elements: of a row that a thread has, a power of two.
       bits: of the index of a thread in its row.
@@ -117,23 +144,20 @@ class _Network:
     """
 
     dtypes: tuple[np.dtype, ...]
-    rows: list[list[int]]
+    rows: int
     n_keys: int
     elements: int
     bits: int
     scratch: SmemScratch | None
 
-    def sorted(self, values: _Values) -> _Values:
+    def sorted(self, values: _Values, rows: int) -> _Values:
+        """Sorts rows, whose elements follow each other, `self.rows` at a time."""
+        return _in_turn(rows // self.rows, values, lambda _, v: self._sorted(v))
+
+    def _sorted(self, values: _Values) -> _Values:
         """Sorts the elements of each thread, then those of more and more threads."""
         kernel = module.current()
-        block = 2
-        while block < self.elements:
-            down_in = functools.partial(_is_set, block)
-            values = self._merged(values, block // 2, down_in)
-            block *= 2
-        if self.elements > 1:
-            down: ir.Value | bool = self._bit(kernel.i32(0)) if self.bits else False
-            values = self._merged(values, self.elements // 2, lambda _: down)
+        values = self._own(values, self._bit(kernel.i32(0)) if self.bits else False)
         if not self.bits:
             return values
 
@@ -150,7 +174,9 @@ class _Network:
                     kernel.i32(0),
                     arith.subi(of, first),
                     values,
-                    lambda i, v: self._across(v, _below(of, i), down, self._of_warps),
+                    lambda i, v: self._across(
+                        v, _below(of, i), down, self._of_warps, self._at_once
+                    ),
                 )
                 of = first
             values = _loop(
@@ -165,6 +191,21 @@ class _Network:
 
     # --- steps ------------------------------------------------------------------------
 
+    def _own(self, values: _Values, down: ir.Value | bool) -> _Values:
+        """Sorts the elements of each thread, halves of many one after the other."""
+        half, block = self.elements // 2, 2
+        if half >= _TOGETHER and self.elements * self._words <= _MOST_TURNED:
+            part = dataclasses.replace(self, elements=half)
+            zero = module.current().i32(0)
+            values = _in_turn(
+                2, values, lambda i, v: part._own(v, arith.cmpi(_NE, i, zero))
+            )
+            block = self.elements
+        while block < self.elements:
+            values = self._merged(values, block // 2, functools.partial(_is_set, block))
+            block *= 2
+        return self._merged(values, half, lambda _: down) if half else values
+
     def _merged(
         self,
         values: _Values,
@@ -172,18 +213,49 @@ class _Network:
         descends: Callable[[int], ir.Value | bool],
     ) -> _Values:
         """Steps of a thread's own elements, from a distance down to 1."""
+        if len(values) == 1:
+            return [self._merged_keys(values[0], distance, descends)]
         values = [list(v) for v in values]
-        while distance:
-            for row, e in itertools.product(self.rows, range(self.elements)):
-                if e & distance:
-                    continue
-                i, j = row[e], row[e | distance]
-                first, second = ([v[k] for v in values] for k in (i, j))
-                swaps = _differ(self._less(second, first), descends(e))
-                for v, a, b in zip(values, first, second, strict=True):
-                    v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
-            distance //= 2
+        for i, j in self._partners(distance):
+            first, second = ([v[k] for v in values] for k in (i, j))
+            swaps = _differ(self._less(second, first), descends(i % self.elements))
+            for v, a, b in zip(values, first, second, strict=True):
+                v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
         return values
+
+    def _merged_keys(
+        self,
+        keys: Sequence[ir.Value],
+        distance: int,
+        descends: Callable[[int], ir.Value | bool],
+    ) -> list[ir.Value]:
+        """As `_merged`, of keys alone: minimum and maximum.
+
+        The complements of a thread whose elements descend ascend.
+        """
+        keys, down = list(keys), descends(0)
+        flips = None
+        if not isinstance(down, bool):
+            (dtype,) = self.dtypes
+            none, ones = (
+                dtypes.constant(x, dtype, keys[0]) for x in (0, np.iinfo(dtype).max)
+            )
+            flips = arith.select(dtypes.splat(down, 1), ones, none)
+            keys = [arith.xori(x, flips) for x in keys]
+        for i, j in self._partners(distance):
+            pair = arith.minui(keys[i], keys[j]), arith.maxui(keys[i], keys[j])
+            if flips is None and descends(i % self.elements):
+                pair = pair[::-1]
+            keys[i], keys[j] = pair
+        return keys if flips is None else [arith.xori(x, flips) for x in keys]
+
+    def _partners(self, distance: int) -> Iterator[tuple[int, int]]:
+        """The elements of a thread that are compared, from a distance down to 1."""
+        while distance:
+            for i in range(self.rows * self.elements):
+                if not i & distance:
+                    yield i, i | distance
+            distance //= 2
 
     def _across(
         self,
@@ -191,17 +263,18 @@ class _Network:
         bit: ir.Value,
         descends: ir.Value,
         exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
+        together: int = 1,
     ) -> _Values:
-        """A step of threads whose indices differ in a bit."""
-        others = self._others(values, bit, exchanged)
+        """A step of threads whose indices differ in a bit, of few elements at once."""
+        mask = arith.shli(module.current().i32(1), bit)
         is_second = arith.xori(self._bit(bit), descends)
         result: _Values = [[] for _ in values]
-        for mine, theirs in zip(
-            zip(*values, strict=True), zip(*others, strict=True), strict=True
-        ):
-            takes = _differ(self._less(theirs, mine), is_second)
-            for new, own, other in zip(result, mine, theirs, strict=True):
-                new.append(arith.select(takes, other, own))
+        for few in itertools.batched(zip(*values, strict=True), together):
+            others = self._others(few, mask, exchanged)
+            for mine, theirs in zip(few, others, strict=True):
+                takes = _differ(self._less(theirs, mine), is_second)
+                for new, own, other in zip(result, mine, theirs, strict=True):
+                    new.append(arith.select(takes, other, own))
         return result
 
     def _less(self, a: Sequence[ir.Value], b: Sequence[ir.Value]) -> ir.Value:
@@ -217,22 +290,24 @@ class _Network:
 
     def _others(
         self,
-        values: _Values,
-        bit: ir.Value,
+        elements: Sequence[Sequence[ir.Value]],
+        mask: ir.Value,
         exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
-    ) -> _Values:
-        """What the threads have whose indices differ in a bit."""
-        mask = arith.shli(module.current().i32(1), bit)
+    ) -> list[list[ir.Value]]:
+        """What the threads have whose indices differ in a bit, element by element."""
         words: list[ir.Value] = []
 
         def collected(word: ir.Value) -> ir.Value:
             words.append(word)
             return word
 
-        def by_words(emit: Callable[[ir.Value], ir.Value]) -> _Values:
+        def by_words(emit: Callable[[ir.Value], ir.Value]) -> list[list[ir.Value]]:
             return [
-                [shuffle.by_words(x, dtype, emit) for x in v]
-                for v, dtype in zip(values, self.dtypes, strict=True)
+                [
+                    shuffle.by_words(x, dtype, emit)
+                    for x, dtype in zip(element, self.dtypes, strict=True)
+                ]
+                for element in elements
             ]
 
         by_words(collected)
@@ -292,6 +367,16 @@ class _Network:
         rounds = kernel.i32(THREADS // each)
         return _loop(kernel.i32(0), rounds, [[word]], part)[0][0]
 
+    @property
+    def _at_once(self) -> int:
+        """Elements that warps exchange between two barriers."""
+        return max(1, MOST_WORDS // self._words)
+
+    @property
+    def _words(self) -> int:
+        """Of an element."""
+        return sum(max(1, dtypes.bits(x) // 32) for x in self.dtypes)
+
     # --- threads ----------------------------------------------------------------------
 
     @property
@@ -325,6 +410,24 @@ def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
 
 def _is_set(bit: int, element: int) -> bool:
     return bool(element & bit)
+
+
+def _in_turn(
+    count: int, values: _Values, body: Callable[[ir.Value, _Values], _Values]
+) -> _Values:
+    """Passes one part after the other to a function, in a loop of one body.
+
+    It is always that of the first registers, which then follow the others.
+    """
+    kernel, step = module.current(), len(values[0]) // count
+
+    def first_part(i: ir.Value, values: _Values) -> _Values:
+        found = body(i, [v[:step] for v in values])
+        return [v[step:] + x for v, x in zip(values, found, strict=True)]
+
+    if count == 1:
+        return body(kernel.i32(0), values)
+    return _loop(kernel.i32(0), kernel.i32(count), values, first_part)
 
 
 def _loop(
