@@ -99,17 +99,23 @@ def _selected(x: Any, kept: int, dtype: Any) -> list[Any]:
     """The largest elements of a vector, one after the other, and their positions."""
     keys, position = _by_bits(x), lax.iota(np.int32, x.shape[0])
     least = np.zeros((), keys.dtype)
-    left = jnp.ones(x.shape, bool)
     slot = lax.iota(np.int32, kept)
-    values, found = jnp.zeros(kept, keys.dtype), jnp.zeros(kept, np.int32)
-    for i in range(kept):
+
+    def select(i: Any, state: Any) -> Any:
+        left, values, found = state
         largest = jnp.max(jnp.where(left, keys, least))
         first = jnp.min(
             jnp.where(left & (keys == largest), position, np.int32(x.shape[0]))
         )
-        left &= position != first
-        values = jnp.where(slot == i, largest, values)
-        found = jnp.where(slot == i, first, found)
+        return (
+            left & (position != first),
+            jnp.where(slot == i, largest, values),
+            jnp.where(slot == i, first, found),
+        )
+
+    none = jnp.zeros(kept, keys.dtype), jnp.zeros(kept, np.int32)
+    state = jnp.ones(x.shape, bool), *none
+    _, values, found = lax.fori_loop(0, kept, select, state)
     return [_of_bits(values, x.dtype), found.astype(dtype)]
 
 
