@@ -17,8 +17,6 @@ from pallas_gpu import types
 from pallas_gpu.composites import pairs
 from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
-from pallas_gpu.entry.integers import cdiv
-from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.primitives.moves.sorting import sort_network
 
 
@@ -76,17 +74,14 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     ]
 
 
-# A round of a selection costs as much as so many steps of a network of an element a
-# thread, and one for each element of a thread: in PTX it has 36 instructions and 8 for
-# each, a step 10. On an H200, against a network of 18: 5 of 64: 2.43 us and 1.98; 11 of
-# 512: 4.26 and 6.14; 13 of 1024: 4.99 and 19.3. That of 10 has not been measured.
-_ROUND = 7
+# A round of a selection takes as long as three steps of a network, for whatever number
+# of elements a thread has: on an H100 2.5 with one, 3.5 with 64 (benchmarks/sorts.py).
+_STEPS_OF_A_ROUND = 3
 
 
 def selects(size: int, kept: int) -> bool:
     """Whether elements of a vector are selected one after the other, and not sorted."""
-    each = cdiv(size, THREADS)
-    return kept * (_ROUND + each) <= each * steps(size)
+    return kept * _STEPS_OF_A_ROUND <= steps(size)
 
 
 def steps(size: int) -> int:

@@ -302,8 +302,7 @@ def _is_zero(value: ir.Value) -> bool:
     """Whether an element is that of a constant."""
     while not dtypes.is_constant(value):
         owner = value.owner
-        through = ("vector.extract", "vector.broadcast")
-        if not isinstance(owner, ir.OpView) or owner.name not in through:
+        if getattr(owner, "name", "") not in ("vector.extract", "vector.broadcast"):
             return False
         value = owner.operands[0]
     found = value.owner.attributes["value"]

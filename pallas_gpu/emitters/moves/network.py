@@ -11,8 +11,8 @@ a register (`shfl.sync.bfly`), are one body, and so are those of warps.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -78,7 +78,7 @@ def sort(
     if joins:
         values[last], types[last] = [_joined(values[last], both)], [_wide(both)]
     order = [i for row in rows.values() for i in row]
-    together = _together(len(rows), elements)
+    together = math.gcd(len(rows), max(1, _TOGETHER // elements))
     network = _Network(
         tuple(types),
         together,
@@ -94,15 +94,6 @@ def sort(
     if joins:
         values[n_keys - 2 : n_keys - 1] = _parted(values[n_keys - 2], both)
     return [x.with_values(v) for x, v in zip(arrays, values, strict=True)]
-
-
-def _together(rows: int, elements: int) -> int:
-    """How many rows of a thread are sorted at once: a divisor of their number."""
-    return max(
-        n
-        for n in range(1, rows + 1)
-        if rows % n == 0 and (n == 1 or n * elements <= _TOGETHER)
-    )
 
 
 def _wide(types: Sequence[np.dtype]) -> np.dtype:
@@ -157,7 +148,7 @@ class _Network:
     def _sorted(self, values: _Values) -> _Values:
         """Sorts the elements of each thread, then those of more and more threads."""
         kernel = module.current()
-        values = self._own(values, self._bit(kernel.i32(0)) if self.bits else False)
+        values = self._own(values, self._bit(kernel.i32(0)) if self.bits else 0)
         if not self.bits:
             return values
 
@@ -175,7 +166,7 @@ class _Network:
                     arith.subi(of, first),
                     values,
                     lambda i, v: self._across(
-                        v, _below(of, i), down, self._of_warps, self._at_once
+                        v, _below(of, i), down, self._of_warps, MOST_WORDS
                     ),
                 )
                 of = first
@@ -185,13 +176,13 @@ class _Network:
                 values,
                 lambda i, v: self._across(v, _below(of, i), down, self._of_lanes),
             )
-            return self._merged(values, self.elements // 2, lambda _: down)
+            return self._merged(values, self.elements // 2, down)
 
         return _loop(kernel.i32(1), kernel.i32(self.bits + 1), values, stage)
 
     # --- steps ------------------------------------------------------------------------
 
-    def _own(self, values: _Values, down: ir.Value | bool) -> _Values:
+    def _own(self, values: _Values, down: ir.Value | int) -> _Values:
         """Sorts the elements of each thread, halves of many one after the other."""
         half, block = self.elements // 2, 2
         if half >= _TOGETHER and self.elements * self._words <= _MOST_TURNED:
@@ -202,51 +193,45 @@ class _Network:
             )
             block = self.elements
         while block < self.elements:
-            values = self._merged(values, block // 2, functools.partial(_is_set, block))
+            values = self._merged(values, block // 2, block)
             block *= 2
-        return self._merged(values, half, lambda _: down) if half else values
+        return self._merged(values, half, down) if half else values
 
-    def _merged(
-        self,
-        values: _Values,
-        distance: int,
-        descends: Callable[[int], ir.Value | bool],
-    ) -> _Values:
-        """Steps of a thread's own elements, from a distance down to 1."""
+    def _merged(self, values: _Values, distance: int, down: ir.Value | int) -> _Values:
+        """Steps of a thread's own elements, from a distance down to 1.
+
+        They descend if an i1 is true, or those whose index has a bit.
+        """
         if len(values) == 1:
-            return [self._merged_keys(values[0], distance, descends)]
+            return [self._merged_keys(values[0], distance, down)]
         values = [list(v) for v in values]
         for i, j in self._partners(distance):
             first, second = ([v[k] for v in values] for k in (i, j))
-            swaps = _differ(self._less(second, first), descends(i % self.elements))
+            swaps = self._less(second, first)
+            if not isinstance(down, int):
+                swaps = arith.xori(swaps, dtypes.splat(down, 1))
+            elif i % self.elements & down:
+                swaps = self._less(first, second)
             for v, a, b in zip(values, first, second, strict=True):
                 v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
         return values
 
     def _merged_keys(
-        self,
-        keys: Sequence[ir.Value],
-        distance: int,
-        descends: Callable[[int], ir.Value | bool],
+        self, keys: Sequence[ir.Value], distance: int, down: ir.Value | int
     ) -> list[ir.Value]:
         """As `_merged`, of keys alone: minimum and maximum.
 
-        The complements of a thread whose elements descend ascend.
+        Where an i1 is true, their complements ascend.
         """
-        keys, down = list(keys), descends(0)
-        flips = None
-        if not isinstance(down, bool):
-            (dtype,) = self.dtypes
-            none, ones = (
-                dtypes.constant(x, dtype, keys[0]) for x in (0, np.iinfo(dtype).max)
-            )
+        keys, flips = list(keys), None
+        if not isinstance(down, int):
+            ends = (np.iinfo(self.dtypes[0]).max, 0)
+            ones, none = (dtypes.constant(x, self.dtypes[0], keys[0]) for x in ends)
             flips = arith.select(dtypes.splat(down, 1), ones, none)
-            keys = [arith.xori(x, flips) for x in keys]
+            keys, down = [arith.xori(x, flips) for x in keys], 0
         for i, j in self._partners(distance):
             pair = arith.minui(keys[i], keys[j]), arith.maxui(keys[i], keys[j])
-            if flips is None and descends(i % self.elements):
-                pair = pair[::-1]
-            keys[i], keys[j] = pair
+            keys[i], keys[j] = pair[::-1] if i % self.elements & down else pair
         return keys if flips is None else [arith.xori(x, flips) for x in keys]
 
     def _partners(self, distance: int) -> Iterator[tuple[int, int]]:
@@ -263,16 +248,17 @@ class _Network:
         bit: ir.Value,
         descends: ir.Value,
         exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
-        together: int = 1,
+        words: int = 1,
     ) -> _Values:
-        """A step of threads whose indices differ in a bit, of few elements at once."""
+        """A step of threads whose indices differ in a bit, of few words at once."""
         mask = arith.shli(module.current().i32(1), bit)
-        is_second = arith.xori(self._bit(bit), descends)
+        is_second = dtypes.splat(arith.xori(self._bit(bit), descends), 1)
+        together = max(1, words // self._words)
         result: _Values = [[] for _ in values]
         for few in itertools.batched(zip(*values, strict=True), together):
             others = self._others(few, mask, exchanged)
             for mine, theirs in zip(few, others, strict=True):
-                takes = _differ(self._less(theirs, mine), is_second)
+                takes = arith.xori(self._less(theirs, mine), is_second)
                 for new, own, other in zip(result, mine, theirs, strict=True):
                     new.append(arith.select(takes, other, own))
         return result
@@ -321,31 +307,27 @@ class _Network:
         """Through scratch: as many words at once as it holds of all threads."""
         scratch = require(self.scratch, LEAST_BYTES, "a sort across warps")
         held = scratch.size_bytes // _WORD_BYTES
-        if held < THREADS:
+        if held < THREADS * len(words):
             return [self._in_parts(word, mask, scratch, held) for word in words]
-        other, result = arith.xori(self._thread, mask), []
+        other = arith.xori(self._thread, mask)
         own, theirs = (_pointer(scratch, place) for place in (self._thread, other))
-        for chunk in itertools.batched(words, held // THREADS):
-            # Threads may still be reading what an earlier use stored in the scratch.
-            mbarrier.warpgroup_barrier()
-            offsets = range(
-                0, len(chunk) * THREADS * _WORD_BYTES, THREADS * _WORD_BYTES
-            )
-            for word, offset in zip(chunk, offsets, strict=True):
-                llvm.store(word, addressing.offset_pointer(own, offset))
-            mbarrier.warpgroup_barrier()
-            result += [
-                llvm.load(word.type, addressing.offset_pointer(theirs, offset))
-                for word, offset in zip(chunk, offsets, strict=True)
-            ]
-        return result
+        offsets = [i * THREADS * _WORD_BYTES for i in range(len(words))]
+        # Threads may still be reading what an earlier use stored in the scratch.
+        mbarrier.warpgroup_barrier()
+        for word, offset in zip(words, offsets, strict=True):
+            llvm.store(word, addressing.offset_pointer(own, offset))
+        mbarrier.warpgroup_barrier()
+        return [
+            llvm.load(word.type, addressing.offset_pointer(theirs, offset))
+            for word, offset in zip(words, offsets, strict=True)
+        ]
 
     def _in_parts(
         self, word: ir.Value, mask: ir.Value, scratch: SmemScratch, held: int
     ) -> ir.Value:
         """A word of each thread, of a few threads at a time."""
         kernel = module.current()
-        each = 1 << (held.bit_length() - 1)
+        each = min(THREADS, 1 << (held.bit_length() - 1))
         shift, last = kernel.i32(each.bit_length() - 1), kernel.i32(each - 1)
         other = arith.xori(self._thread, mask)
         own, theirs = (
@@ -366,11 +348,6 @@ class _Network:
 
         rounds = kernel.i32(THREADS // each)
         return _loop(kernel.i32(0), rounds, [[word]], part)[0][0]
-
-    @property
-    def _at_once(self) -> int:
-        """Elements that warps exchange between two barriers."""
-        return max(1, MOST_WORDS // self._words)
 
     @property
     def _words(self) -> int:
@@ -396,20 +373,9 @@ def _below(of: ir.Value, i: ir.Value) -> ir.Value:
     return arith.subi(arith.subi(of, i), module.current().i32(1))
 
 
-def _differ(a: ir.Value, b: ir.Value | bool) -> ir.Value:
-    if b is False:
-        return a
-    b = dtypes.constant(True, dtypes.BOOL) if b is True else b
-    return arith.xori(a, dtypes.splat(b, 1))
-
-
 def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
     offset = arith.muli(place, module.current().i32(_WORD_BYTES))
     return addressing.offset_pointer(scratch.pointer, offset)
-
-
-def _is_set(bit: int, element: int) -> bool:
-    return bool(element & bit)
 
 
 def _in_turn(
