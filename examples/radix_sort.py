@@ -23,8 +23,6 @@ BITS, DIGITS = 8, 256
 LANES, WARPGROUPS = 32, 2
 WARPS = 4 * WARPGROUPS
 OWN_DIGITS = DIGITS // WARPS  # those that a warp adds up for its block
-KEYS = 16  # of a lane
-TILE = WARPS * LANES * KEYS
 WINDOW = 4  # tiles that a look-back reads at once
 # What a tile says of a digit: nothing yet (0), how many keys it has, or how many there
 # are up to its end.
@@ -45,8 +43,12 @@ def sort(
     counts = _counts(keys, passes)
     starts = jnp.cumsum(counts, 1) - counts
     arrays = (keys,) if values is None else (keys, values)
+    rows = 24 if values is None else 16  # of a warp: two blocks fit in an SM
+    tile = WARPS * rows * LANES
+    whole = plgpu.cdiv(keys.size, tile) * tile
     for i in range(passes):
-        arrays = _pass(arrays, starts[i], i * BITS)
+        size = keys.size if i == passes - 1 else whole
+        arrays = _pass(arrays, starts[i], i * BITS, size, rows)
     return arrays
 
 
@@ -63,8 +65,8 @@ def _counts(keys: jax.Array, passes: int) -> jax.Array:
 
         def count(j, carry):
             i = plgpu.program_id(0) * block + j * part + lax.iota(jnp.int32, part)
-            inside = i < keys.size
-            some = plgpu.load(keys_ref, i, mask=inside, other=np.uint32(0))
+            inside = None if keys.size % block == 0 else i < keys.size
+            some = plgpu.load(keys_ref, i, mask=inside)
             for p in range(passes):
                 place = local_ref.at[p, _digit(some, p * BITS)]
                 plgpu.atomic_add(place, 1, mask=inside)
@@ -85,10 +87,13 @@ def _counts(keys: jax.Array, passes: int) -> jax.Array:
     )(keys, jnp.zeros(shape, jnp.uint32))
 
 
-def _pass(arrays: Any, starts: jax.Array, shift: int) -> Any:
-    """Sorts by a digit: all arrays move with the first."""
-    n = arrays[0].size
-    tiles = plgpu.cdiv(n, TILE)
+def _pass(arrays: Any, starts: jax.Array, shift: int, size: int, rows: int) -> Any:
+    """Sorts by a digit: all arrays move with the first.
+
+    Beyond the end of a source are keys that follow all others. Results have a size.
+    """
+    tile_size = WARPS * rows * LANES
+    tiles = plgpu.cdiv(arrays[0].size, tile_size)
 
     def body(
         *refs, next_tile, status, counts, totals, places, moved, tile_ref, barrier
@@ -114,54 +119,47 @@ def _pass(arrays: Any, starts: jax.Array, shift: int) -> Any:
             meet()
             tile = tile_ref[0]
 
-            def rows(ref):
-                first = tile * TILE + warp * (KEYS * LANES)
-                return [_load(ref, first + r * LANES, lane) for r in range(KEYS)]
-
-            keys = rows(sources[0])
-            ranks = [_rank(key, shift, counts, warp, lane) for key in keys]
+            first = ((tile * WARPS + warp) * rows) * LANES
+            here = [first + r * LANES for r in range(rows)]
+            keys = [_load(sources[0], i, tile_size) for i in here]
+            ranks = [_rank(key, shift, counts, warp) for key in keys]
             meet()
             of_warps = [counts[w, own] for w in range(WARPS)]
             count = sum(of_warps[1:], of_warps[0])
             plgpu.atomic_xchg(status.at[tile, own], count | HAS)
             totals[warp] = jnp.sum(count)
             meet()
-            before = [jnp.where(w < warp, totals[w], 0) for w in range(WARPS)]
-            begin = jnp.cumsum(count) - count + sum(before[1:], before[0])
-            place = begin
-            for w in range(WARPS):
-                counts[w, own] = place
-                place += of_warps[w]
+            begin = _begin(of_warps, count, counts, totals, own, warp)
             meet()
             ranks = [
                 (rank + counts[warp, _digit(key, shift)]).astype(jnp.int32)
                 for key, rank in zip(keys, ranks, strict=True)
             ]
-            for key, rank in zip(keys, ranks, strict=True):
-                moved[rank] = key
+            _exchange(moved, keys, ranks)
             before = _look_back(status, tile, own, starts_ref[own])
             plgpu.atomic_xchg(status.at[tile, own], (before + count) | UP_TO)
             places[own] = (before - begin).astype(jnp.int32)
             meet()
-            first = [(r * WARPS + warp) * LANES for r in range(KEYS)]
-            to = []
-            for i in first:
+            there = [(r * WARPS + warp) * LANES for r in range(rows)]
+            places_of = []
+            for i in there:
                 key = moved[plgpu.ds(i, LANES)]
-                to.append(places[_digit(key, shift)] + i + lane)
-                _store(results[0], to[-1], key)
+                to = places[_digit(key, shift)] + i + lane
+                _store(results[0], to, key, tile_size)
+                places_of.append(to)
             for source, result in zip(sources[1:], results[1:], strict=True):
-                values = rows(source)
+                values = [_load(source, i, tile_size) for i in here]
                 meet()
-                for value, rank in zip(values, ranks, strict=True):
-                    moved[rank] = lax.bitcast_convert_type(value, jnp.uint32)
+                _exchange(moved, values, ranks)
                 meet()
-                for i, there in zip(first, to, strict=True):
+                for i, to in zip(there, places_of, strict=True):
                     value = moved[plgpu.ds(i, LANES)]
-                    _store(result, there, lax.bitcast_convert_type(value, result.dtype))
+                    value = lax.bitcast_convert_type(value, result.dtype)
+                    _store(result, to, value, tile_size)
 
     return plgpu.kernel(
         body,
-        out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays],
+        out_type=[jax.ShapeDtypeStruct((size,), x.dtype) for x in arrays],
         grid=(tiles,),
         grid_names=("block",),
         num_threads=WARPGROUPS,
@@ -172,33 +170,52 @@ def _pass(arrays: Any, starts: jax.Array, shift: int) -> Any:
             "counts": plgpu.SMEM((WARPS, DIGITS), jnp.uint32),
             "totals": plgpu.SMEM((WARPS,), jnp.uint32),
             "places": plgpu.SMEM((DIGITS,), jnp.int32),
-            "moved": plgpu.SMEM((TILE,), jnp.uint32),
+            "moved": plgpu.SMEM((tile_size,), jnp.uint32),
             "tile_ref": plgpu.SMEM((1,), jnp.int32),
             "barrier": plgpu.Barrier(num_arrivals=WARPS),
         },
     )(*arrays, starts)
 
 
-def _load(ref: Any, first: Any, lane: jax.Array) -> jax.Array:
+def _begin(
+    of_warps: Any, count: Any, counts: Any, totals: Any, own: Any, warp: Any
+) -> jax.Array:
+    """Where the keys of each digit begin in a block; `counts` tells it of each warp."""
+    before = [jnp.where(w < warp, totals[w], 0) for w in range(WARPS)]
+    begin = place = jnp.cumsum(count) - count + sum(before[1:], before[0])
+    for w in range(WARPS):
+        counts[w, own] = place
+        place += of_warps[w]
+    return begin
+
+
+def _load(ref: Any, first: Any, tile_size: int) -> jax.Array:
     """A row of a warp; what lies beyond the end is sorted as the last of all keys."""
-    if ref.size % TILE == 0:
+    if ref.size % tile_size == 0:
         return ref[plgpu.ds(first, LANES)]
-    last = lax.bitcast_convert_type(np.uint32(2**32 - 1), ref.dtype)
-    return plgpu.load(ref, first + lane, mask=first + lane < ref.size, other=last)
+    at, last = first + lax.iota(jnp.int32, LANES), np.uint32(2**32 - 1)
+    last = lax.bitcast_convert_type(last, ref.dtype)
+    return plgpu.load(ref, at, mask=at < ref.size, other=last)
 
 
-def _store(ref: Any, to: jax.Array, values: jax.Array) -> None:
-    plgpu.store(ref.at[to], (), values, mask=to < ref.size if ref.size % TILE else None)
+def _store(ref: Any, to: jax.Array, values: jax.Array, tile_size: int) -> None:
+    inside = to < ref.size if ref.size % tile_size else None
+    plgpu.store(ref.at[to], (), values, mask=inside)
 
 
-def _rank(keys: Any, shift: int, counts: Any, warp: Any, lane: Any) -> jax.Array:
+def _exchange(moved: Any, values: Any, ranks: Any) -> None:
+    for value, rank in zip(values, ranks, strict=True):
+        moved[rank] = lax.bitcast_convert_type(value, jnp.uint32)
+
+
+def _rank(keys: Any, shift: int, counts: Any, warp: Any) -> jax.Array:
     """How many keys before each one, in earlier rows or lanes, have its digit."""
     peers = jnp.full(LANES, 2**32 - 1, jnp.uint32)
     for bit in range(shift, shift + BITS):
         is_set = keys >> np.uint32(bit) & 1 != 0
         votes = plgpu.ballot(is_set)
         peers &= jnp.where(is_set, votes, ~votes)
-    digit, lane = _digit(keys, shift), lane.astype(jnp.uint32)
+    digit, lane = _digit(keys, shift), lax.iota(jnp.uint32, LANES)
     before = counts[warp, digit]
     before += lax.population_count(peers & ((np.uint32(1) << lane) - 1))
     plgpu.store(counts.at[warp, digit], (), before + 1, mask=peers >> lane == 1)
@@ -242,6 +259,6 @@ def _reference(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
 
 
 CASES = [
-    Case(lambda x, y: sort(x, y, bits=16), _reference, _few(0, TILE + 99), 0.0),
-    Case(lambda x: sort(x, bits=8), _reference, (_few(1, TILE)[0] % 200,), 0.0),
+    Case(lambda x, y: sort(x, y, bits=16), _reference, _few(0, 4096 + 99), 0.0),
+    Case(lambda x: sort(x, bits=8), _reference, (_few(1, 6144)[0] % 200,), 0.0),
 ]
