@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -147,13 +147,12 @@ class _Network:
 
     def _sorted(self, values: _Values) -> _Values:
         """Sorts the elements of each thread, then those of more and more threads."""
-        kernel = module.current()
-        values = self._own(values, self._bit(kernel.i32(0)) if self.bits else 0)
+        kernel, values = module.current(), self._halves(values)
         if not self.bits:
-            return values
+            return self._merged(values, self.elements // 2, 0)
 
         def stage(of: ir.Value, values: _Values) -> _Values:
-            """Sorts what 2**of threads have; `of` is from 1 on."""
+            """Sorts what 2**of threads have."""
             # In the last stage no index has this bit: all ascend.
             within = kernel.i32((1 << self.bits) - 1)
             index = arith.andi(self._thread, within)
@@ -178,69 +177,50 @@ class _Network:
             )
             return self._merged(values, self.elements // 2, down)
 
-        return _loop(kernel.i32(1), kernel.i32(self.bits + 1), values, stage)
+        return _loop(kernel.i32(0), kernel.i32(self.bits + 1), values, stage)
 
     # --- steps ------------------------------------------------------------------------
 
-    def _own(self, values: _Values, down: ir.Value | int) -> _Values:
-        """Sorts the elements of each thread, halves of many one after the other."""
+    def _halves(self, values: _Values) -> _Values:
+        """Sorts halves of a thread's elements, the second ones down."""
         half, block = self.elements // 2, 2
         if half >= _TOGETHER and self.elements * self._words <= _MOST_TURNED:
-            part = dataclasses.replace(self, elements=half)
-            zero = module.current().i32(0)
-            values = _in_turn(
-                2, values, lambda i, v: part._own(v, arith.cmpi(_NE, i, zero))
+            part, zero = (
+                dataclasses.replace(self, elements=half),
+                module.current().i32(0),
             )
-            block = self.elements
+
+            def one(i: ir.Value, values: _Values) -> _Values:
+                down = arith.cmpi(_NE, i, zero)
+                return part._merged(part._halves(values), half // 2, down)
+
+            return _in_turn(2, values, one)
         while block < self.elements:
             values = self._merged(values, block // 2, block)
             block *= 2
-        return self._merged(values, half, down) if half else values
+        return values
 
     def _merged(self, values: _Values, distance: int, down: ir.Value | int) -> _Values:
         """Steps of a thread's own elements, from a distance down to 1.
 
         They descend if an i1 is true, or those whose index has a bit.
         """
-        if len(values) == 1:
-            return [self._merged_keys(values[0], distance, down)]
         values = [list(v) for v in values]
-        for i, j in self._partners(distance):
-            first, second = ([v[k] for v in values] for k in (i, j))
-            swaps = self._less(second, first)
-            if not isinstance(down, int):
-                swaps = arith.xori(swaps, dtypes.splat(down, 1))
-            elif i % self.elements & down:
-                swaps = self._less(first, second)
-            for v, a, b in zip(values, first, second, strict=True):
-                v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
-        return values
-
-    def _merged_keys(
-        self, keys: Sequence[ir.Value], distance: int, down: ir.Value | int
-    ) -> list[ir.Value]:
-        """As `_merged`, of keys alone: minimum and maximum.
-
-        Where an i1 is true, their complements ascend.
-        """
-        keys, flips = list(keys), None
-        if not isinstance(down, int):
-            ends = (np.iinfo(self.dtypes[0]).max, 0)
-            ones, none = (dtypes.constant(x, self.dtypes[0], keys[0]) for x in ends)
-            flips = arith.select(dtypes.splat(down, 1), ones, none)
-            keys, down = [arith.xori(x, flips) for x in keys], 0
-        for i, j in self._partners(distance):
-            pair = arith.minui(keys[i], keys[j]), arith.maxui(keys[i], keys[j])
-            keys[i], keys[j] = pair[::-1] if i % self.elements & down else pair
-        return keys if flips is None else [arith.xori(x, flips) for x in keys]
-
-    def _partners(self, distance: int) -> Iterator[tuple[int, int]]:
-        """The elements of a thread that are compared, from a distance down to 1."""
         while distance:
             for i in range(self.rows * self.elements):
-                if not i & distance:
-                    yield i, i | distance
+                if i & distance:
+                    continue
+                j = i | distance
+                first, second = ([v[k] for v in values] for k in (i, j))
+                swaps = self._less(second, first)
+                if not isinstance(down, int):
+                    swaps = arith.xori(swaps, dtypes.splat(down, 1))
+                elif i % self.elements & down:
+                    swaps = self._less(first, second)
+                for v, a, b in zip(values, first, second, strict=True):
+                    v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
             distance //= 2
+        return values
 
     def _across(
         self,
