@@ -131,31 +131,26 @@ def _pass(arrays: Any, starts: jax.Array, shift: int, size: int, rows: int) -> A
             meet()
             begin = _begin(of_warps, count, counts, totals, own, warp)
             meet()
-            ranks = [
-                (rank + counts[warp, _digit(key, shift)]).astype(jnp.int32)
-                for key, rank in zip(keys, ranks, strict=True)
-            ]
+            ranks = _in_tile(keys, ranks, shift, counts, warp)
             _exchange(moved, keys, ranks)
             before = _look_back(status, tile, own, starts_ref[own])
             plgpu.atomic_xchg(status.at[tile, own], (before + count) | UP_TO)
             places[own] = (before - begin).astype(jnp.int32)
             meet()
             there = [(r * WARPS + warp) * LANES for r in range(rows)]
-            places_of = []
+            targets = []
             for i in there:
                 key = moved[plgpu.ds(i, LANES)]
                 to = places[_digit(key, shift)] + i + lane
                 _store(results[0], to, key, tile_size)
-                places_of.append(to)
+                targets.append(to)
             for source, result in zip(sources[1:], results[1:], strict=True):
                 values = [_load(source, i, tile_size) for i in here]
                 meet()
                 _exchange(moved, values, ranks)
                 meet()
-                for i, to in zip(there, places_of, strict=True):
-                    value = moved[plgpu.ds(i, LANES)]
-                    value = lax.bitcast_convert_type(value, result.dtype)
-                    _store(result, to, value, tile_size)
+                for i, to in zip(there, targets, strict=True):
+                    _store(result, to, moved[plgpu.ds(i, LANES)], tile_size)
 
     return plgpu.kernel(
         body,
@@ -189,6 +184,16 @@ def _begin(
     return begin
 
 
+def _in_tile(
+    keys: Any, ranks: Any, shift: int, starts: Any, warp: Any
+) -> list[jax.Array]:
+    """Ranks among all keys of a tile, of those among the keys with the same digit."""
+    return [
+        (rank + starts[warp, _digit(key, shift)]).astype(jnp.int32)
+        for key, rank in zip(keys, ranks, strict=True)
+    ]
+
+
 def _load(ref: Any, first: Any, tile_size: int) -> jax.Array:
     """A row of a warp; what lies beyond the end is sorted as the last of all keys."""
     if ref.size % tile_size == 0:
@@ -200,6 +205,7 @@ def _load(ref: Any, first: Any, tile_size: int) -> jax.Array:
 
 def _store(ref: Any, to: jax.Array, values: jax.Array, tile_size: int) -> None:
     inside = to < ref.size if ref.size % tile_size else None
+    values = lax.bitcast_convert_type(values, ref.dtype)
     plgpu.store(ref.at[to], (), values, mask=inside)
 
 
