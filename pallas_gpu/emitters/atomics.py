@@ -298,15 +298,11 @@ def _is_load(name: str, elements: Elements, bits: Sequence[ir.Value]) -> bool:
     return name == "atomic_or" and in_gmem and is_word and all(map(_is_zero, bits))
 
 
-def _is_zero(value: ir.Value) -> bool:
-    """Whether an element is that of a constant."""
-    while not dtypes.is_constant(value):
-        owner = value.owner
-        if getattr(owner, "name", "") not in ("vector.extract", "vector.broadcast"):
-            return False
-        value = owner.operands[0]
-    found = value.owner.attributes["value"]
-    return isinstance(found, ir.IntegerAttr) and found.value == 0
+def _is_zero(word: ir.Value) -> bool:
+    while getattr(word.owner, "name", "") in ("vector.extract", "vector.broadcast"):
+        word = word.owner.operands[0]
+    zero = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 0)
+    return dtypes.is_constant(word) and word.owner.attributes["value"] == zero
 
 
 def _extreme(

@@ -88,9 +88,7 @@ def sort(
         scratch,
     )
     found = network.sorted([[v[i] for i in order] for v in values], len(rows))
-    for v, x in zip(values, found, strict=True):
-        for i, value in zip(order, x, strict=True):
-            v[i] = value
+    values = [[x for _, x in sorted(zip(order, v, strict=True))] for v in found]
     if joins:
         values[n_keys - 2 : n_keys - 1] = _parted(values[n_keys - 2], both)
     return [x.with_values(v) for x, v in zip(arrays, values, strict=True)]
@@ -164,9 +162,7 @@ class _Network:
                     kernel.i32(0),
                     arith.subi(of, first),
                     values,
-                    lambda i, v: self._across(
-                        v, _below(of, i), down, self._of_warps, MOST_WORDS
-                    ),
+                    lambda i, v: self._across(v, _below(of, i), down, self._of_warps),
                 )
                 of = first
             values = _loop(
@@ -185,14 +181,11 @@ class _Network:
         """Sorts halves of a thread's elements, the second ones down."""
         half, block = self.elements // 2, 2
         if half >= _TOGETHER and self.elements * self._words <= _MOST_TURNED:
-            part, zero = (
-                dataclasses.replace(self, elements=half),
-                module.current().i32(0),
-            )
+            part = dataclasses.replace(self, elements=half)
 
             def one(i: ir.Value, values: _Values) -> _Values:
-                down = arith.cmpi(_NE, i, zero)
-                return part._merged(part._halves(values), half // 2, down)
+                second = arith.cmpi(_NE, i, module.current().i32(0))
+                return part._merged(part._halves(values), half // 2, second)
 
             return _in_turn(2, values, one)
         while block < self.elements:
@@ -228,14 +221,15 @@ class _Network:
         bit: ir.Value,
         descends: ir.Value,
         exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
-        words: int = 1,
     ) -> _Values:
         """A step of threads whose indices differ in a bit, of few words at once."""
         mask = arith.shli(module.current().i32(1), bit)
         is_second = dtypes.splat(arith.xori(self._bit(bit), descends), 1)
-        together = max(1, words // self._words)
+        most = MOST_WORDS if exchanged == self._of_warps else 1
         result: _Values = [[] for _ in values]
-        for few in itertools.batched(zip(*values, strict=True), together):
+        for few in itertools.batched(
+            zip(*values, strict=True), max(1, most // self._words)
+        ):
             others = self._others(few, mask, exchanged)
             for mine, theirs in zip(few, others, strict=True):
                 takes = arith.xori(self._less(theirs, mine), is_second)
