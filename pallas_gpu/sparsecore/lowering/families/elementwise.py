@@ -65,7 +65,7 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     if is_scalar:
         _require_scalar(name, ctx, args[-1].dtype)
     wide_only = _OF_FLOAT32 if kind == "f" else _OF_WORDS
-    words = name in wide_only or is_scalar or _becomes_shift(name, kind, args)
+    words = name in wide_only or is_scalar or _becomes_shift(name, kind, args, ctx)
     words |= kind == "u" and name in _ORDERS
     if not is_narrow or not words:
         return _emitted(name, ctx, args, dtype)
@@ -85,12 +85,20 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     return conversions.astype(made, dtype, lanes)
 
 
-def _becomes_shift(name: str, kind: str, args: Any) -> bool:
-    """Whether LLVM makes a shift of it, which narrow elements do not have."""
+def _becomes_shift(name: str, kind: str, args: Any, ctx: Any) -> bool:
+    """Whether LLVM may make a shift of it, which narrow elements do not have.
+
+    It does of a loop that adds one vector again and again to one of 16 bits.
+    """
     if kind == "f" or name not in ("add", "add_any", "mul"):
         return False
     is_twice = name != "mul" and all(map(same_value, args[0].parts, args[-1].parts))
-    return is_twice or any(x.is_scalar and known(x.value) is not None for x in args)
+    dtype = ctx.out_aval.dtype
+    carried = [op.results[i] for op, *_ in ctx.kernel.path for _, i in op.carries]
+    is_sum = name != "mul" and dtype.itemsize == 2
+    is_sum &= any(value.shape and value.dtype == dtype for value in carried)
+    factors = [x for x in args if x.is_scalar and known(x.value) is not None]
+    return is_twice or is_sum or bool(factors)
 
 
 def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
