@@ -220,38 +220,34 @@ def semaphores(shape: Sequence[int], kind: str) -> Handle:
 # --- copies ---------------------------------------------------------------------------
 
 
-def start_copy(src: Part, dst: Part, semaphore: Part, priority: int = 0) -> None:
-    """Starts a copy, which adds its size to the semaphore."""
-    tpu.enqueue_dma(
-        view(src), view(dst), target_semaphore=view(semaphore), priority=priority
-    )
-
-
-def wait_copy(src: Part, dst: Part, semaphore: Part) -> None:
-    """Waits for a copy."""
-    tpu.wait_dma2(view(semaphore), view(src), view(dst))
-
-
-def start_indirect(
+def start_copy(
     src: Part,
     dst: Part,
-    indices: ir.Value,
+    indices: Any,
     semaphore: Part,
     *,
+    priority: int,
     ignored: int | None,
     add: bool,
 ) -> None:
-    """Starts a copy of the rows that indices name, a reference or a register."""
+    """Starts a copy, which adds its size to the semaphore.
+
+    Args:
+      indices: of the rows that are copied, a `Part` or a register; None for all.
+      ignored: the index of rows that are not copied, or None.
+    """
+    sides = view(src), view(dst)
+    if indices is None:
+        tpu.enqueue_dma(*sides, target_semaphore=view(semaphore), priority=priority)
+        return
+    named = view(indices) if isinstance(indices, Part) else indices.value
+    without = None if ignored is None else i32(ignored)
     tpu.enqueue_indirect_dma(
-        view(src),
-        view(dst),
-        indices,
-        view(semaphore),
-        offset_filter=None if ignored is None else i32(ignored),
-        add=add,
+        *sides, named, view(semaphore), offset_filter=without, add=add
     )
 
 
-def wait_indirect(src: Part, dst: Part, semaphore: Part) -> None:
-    """Waits for a copy of rows."""
-    tpu.wait_indirect_dma(view(semaphore), view(src), view(dst))
+def wait_copy(src: Part, dst: Part, semaphore: Part, *, of_rows: bool) -> None:
+    """Waits for a copy, of all or of rows that indices name."""
+    wait = tpu.wait_indirect_dma if of_rows else tpu.wait_dma2
+    wait(view(semaphore), view(src), view(dst))

@@ -25,6 +25,7 @@ from pallas_gpu.sparsecore.emitters.values import (
     same_value,
 )
 from pallas_gpu.sparsecore.lowering.state import emits
+from pallas_gpu.sparsecore.primitives import packing
 
 # Of an equation's parameters those that emitters take.
 _PARAMS = ("y", "rounding_method")
@@ -217,8 +218,10 @@ def _convert(ctx: Any, x: Array) -> Array:
 
 @emits("bitcast_convert_type")
 def _bitcast(ctx: Any, x: Array) -> Array:
-    dtype = np.dtype(ctx.eqn.params["new_dtype"])
-    return conversions.bitcast(x, dtype, ctx.out_aval.shape)
+    return conversions.bitcast(x, np.dtype(ctx.out_aval.dtype), ctx.out_aval.shape)
+
+
+emits(packing.bitcast_p)(lambda ctx, x: [_bitcast(ctx, x)])
 
 
 @emits("reduce_precision")

@@ -102,9 +102,3 @@ def _unpack(ctx: Any, x: Array) -> list[Array]:
         )
         for i in (0, 1)
     ]
-
-
-@emits(packing.bitcast_p)
-def _bitcast(ctx: Any, x: Array) -> list[Array]:
-    dtype = np.dtype(ctx.op.params["dtype"])
-    return [conversions.bitcast(x, dtype, ctx.out_aval.shape)]
