@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses by threads, copies, and data that moves between threads."""
+"""Accesses by threads, copies, data that moves between threads, atomic operations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+
+import jax
 
 from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
@@ -11,12 +14,16 @@ from pallas_gpu.explanation.model import Model
 from pallas_gpu.explanation.products import instead_of_wgmma
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.lowering.notes import Access, Conversion, Copy, Note
+from pallas_gpu.program import nodes
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime.stages import loop_around
 
 _COPY_SPACES = {types.GMEM, types.SMEM}
 # What takes so little is the access to one element.
 _FEW_CYCLES = 1.0
+# The L2 updates a sector that others update too. It fits 256 int32 that 256 to 2048
+# CTAs add to, on an H100.
+_SECTOR_SECONDS = 0.65e-9
 
 
 def accesses(model: Model) -> Iterator[SlowFinding]:
@@ -32,6 +39,37 @@ def accesses(model: Model) -> Iterator[SlowFinding]:
                 yield _noted(model, site, note)
         if _is_copy(site) and not any(isinstance(note, Copy) for note in noted):
             yield _copy(model, site)
+
+
+def atomics(model: Model) -> Iterator[SlowFinding]:
+    """Yields atomic operations on elements of GMEM that do not depend on the CTA."""
+    for site in model.sites:
+        times = model.executed.get(site.op, 0.0)
+        for access in site.op.accesses if times else ():
+            is_update = access.space is types.GMEM and access.operation.atomic
+            if not is_update or _depends_on_cta(access):
+                continue
+            sizes, bits = access.window.sizes, types.itemsize_bits(access.dtype)
+            size = math.prod(sizes) * bits // 8
+            sectors = -(-size // rates.SECTOR_BYTES)
+            seconds = model.ctas * times * sectors * _SECTOR_SECONDS
+            yield SlowFinding(
+                BY_ID["contended-atomics"],
+                f"{model.ctas:,} CTAs update the same {size:,} bytes of GMEM in turn",
+                f"{site.op.name} of {access.dtype}{list(sizes)}",
+                "let a CTA take more elements, so that fewer CTAs update the array",
+                model.place(site),
+                model.loops(site),
+                seconds,
+                seconds,
+                facts={"bytes": size, "ctas": model.ctas},
+            )
+
+
+def _depends_on_cta(access: nodes.Access) -> bool:
+    """Whether the elements may differ: by a start, or an array of indices."""
+    steps = jax.tree.leaves(access.transforms)
+    return bool(access.window.dynamic) or any(getattr(x, "shape", ()) for x in steps)
 
 
 def _noted(model: Model, site: Site, note: Note) -> SlowFinding:

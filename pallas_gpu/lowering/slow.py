@@ -64,9 +64,18 @@ def access(
         _warn_of(note, f"{note.got} in {describe(layout)}", where)
 
 
-def copied_by_threads(plan: ThreadCopy, view: gmem.GmemView, where: Line) -> None:
-    """Notes a copy by threads, and warns if its parts are too narrow for cp.async."""
-    note = Copy(described(view), plan.chunk_bytes, plan.is_asynchronous, plan.chunks)
+def copied_by_threads(
+    plan: ThreadCopy, view: gmem.GmemView, where: Line, rows: int | None = None
+) -> None:
+    """Notes a copy by threads, and warns if its parts are too narrow for cp.async.
+
+    Args:
+      rows: how many rows of the view, for each of which the plan is; None: it is whole.
+    """
+    what, chunks = described(view), plan.chunks
+    if rows is not None:
+        what, chunks = f"{rows} rows of {what}", chunks * rows
+    note = Copy(what, plan.chunk_bytes, plan.is_asynchronous, chunks)
     notes.take(lambda: note)
     if not plan.is_asynchronous:
         _warn_of(note, note.got, where)
@@ -120,6 +129,7 @@ def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
         cycles = costs.gmem_access_cost(
             window.shape, window.strides, layout, bits, window.start_multiple
         )
+    few = math.prod(window.sizes) < WARP_LANES  # their latency counts
     each: tuple[float | None, float] = (None, 1.0)
     if requests is not None:
         each = (
@@ -135,18 +145,19 @@ def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
         math.ceil(aligned * bits / 8),
         *each,
         cycles or 0.0,
-        1.0 if requests is None else requests.wasted,
+        1.0 if requests is None or few else requests.wasted,
     )
 
 
 def by_element_note(
-    view: Any, layout: Placement | None, kind: Kind, adjacent: int = 1
+    view: Any, layout: Placement | None, kind: Kind, adjacent: int | None = None
 ) -> Access:
     """Returns the note of an access that computes the address of each element.
 
     Args:
       layout: of the array in registers; None for one element.
-      adjacent: how many elements are accessed at a time.
+      adjacent: how many of the elements that indices name are accessed at a time;
+        None: the elements are a part of an array.
     """
     in_smem = isinstance(view, smem.SmemView)
     bits = dtypes.stored_bits(view.dtype)
@@ -154,21 +165,23 @@ def by_element_note(
     if layout is not None:
         elements = layout.num_registers * layout.vector_length
         moved = elements * WARPS * WARP_LANES * bits / 8 / rates.GMEM_BYTES_PER_CYCLE
-        cycles = costs.element_access_cost(layout, bits) / adjacent
+        cycles = costs.element_access_cost(layout, bits) / (adjacent or 1)
         cycles = max(cycles, 0.0 if in_smem else moved)
     unit = _BANK_BYTES_PER_WAVEFRONT if in_smem else rates.SECTOR_BYTES
-    width = max(adjacent * bits // 8, 1)
+    width, what = max((adjacent or 1) * bits // 8, 1), described(view)
+    if adjacent is not None and layout is not None:
+        what = f"{list(layout.shape)} elements of {what}"
     return Access(
         kind,
         "SMEM" if in_smem else "GMEM",
-        described(view),
+        what,
         ("ld" if kind == "load" else "st") + (".shared" if in_smem else ".global"),
         width,
         width,
         None,
         max(WARP_LANES * width / unit, 1.0),
         cycles,
-        by_element=adjacent == 1,
+        by_element=adjacent is None,
         is_internal=in_smem and view.internal,
     )
 

@@ -70,12 +70,13 @@ class Grid:
 
     def _require_use_of(self, params: types.CompilerParams, name: str) -> None:
         """Refuses parameters that have no effect on the grid."""
-        lacking = None
+        lacking, instead = None, ""
         if params.persistent and not self.sequential:
             lacking = (
                 "persistent",
                 "an 'arbitrary' axis: its copies run ahead of a tile",
             )
+            instead = "; or split an axis: the steps of an 'arbitrary' one copy ahead"
         elif params.strip and len(self.parallel) < 2:
             lacking = "strip", "two parallel axes or more"
         if lacking is not None:
@@ -84,7 +85,7 @@ class Grid:
                 expected=lacking[1],
                 got=f"grid={self.sizes}, "
                 f"dimension_semantics={params.dimension_semantics}",
-                hint=f"leave {lacking[0]} out",
+                hint=f"leave {lacking[0]} out{instead}",
                 where=_jax.where_now(),
             )
 

@@ -67,7 +67,9 @@ def plain(
         return settled(trace.run(closed, refs))
 
     made, _ = _jax.trace(again, [v.aval for v in closed.jaxpr.invars], mesh.axes)
-    return made, tuple(trace.loops.notes)
+    # The author's function and line are still those of the body.
+    jaxpr = made.jaxpr.replace(debug_info=closed.jaxpr.debug_info)
+    return made.replace(jaxpr=jaxpr), tuple(trace.loops.notes)
 
 
 class _Plain(Retrace):

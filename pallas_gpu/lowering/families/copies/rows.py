@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from pallas_gpu import types
+from pallas_gpu import _jax, types
 from pallas_gpu.emitters.copies import rows as emitter
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
@@ -16,13 +17,18 @@ from pallas_gpu.program.nodes import Access
 
 @emits(primitives.gather_rows_p)
 def _gather(ctx: RuleContext, src, dst, rows, barrier, predicate) -> None:
-    emitter.gather(
-        ctx.view(src),
+    source, target = ctx.view(src), ctx.view(dst)
+    plan = emitter.gather(
+        source,
         ctx.operand(rows, "rows"),
-        ctx.view(dst),
+        target,
         cp_async.barrier_of(ctx, barrier),
         predicate_value(predicate),
     )
+    if plan is not None:
+        slow.copied_by_threads(
+            plan, source, lambda: _jax.where(ctx.eqn), target.shape[0]
+        )
 
 
 @emits(primitives.scatter_rows_p)
