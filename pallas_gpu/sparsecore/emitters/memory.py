@@ -41,11 +41,6 @@ class Part:
         return self.window.shape
 
 
-def element_of(handle: Handle) -> ir.Type:
-    """Returns the type of an array's elements."""
-    return ir.MemRefType(handle.memref.type).element_type
-
-
 def view(part: Part) -> ir.Value:
     """Returns a part as an array of its own: slice, then squeeze."""
     handle, window = part.handle, part.window
@@ -56,7 +51,8 @@ def view(part: Part) -> ir.Value:
             got=f"axes {list(window.axes)}",
             hint="transpose the array before the call",
         )
-    found, element = handle.memref, element_of(handle)
+    found = handle.memref
+    element = ir.MemRefType(found.type).element_type
     if not (
         window.sizes == window.array_shape
         and window.starts == (0,) * len(window.starts)
