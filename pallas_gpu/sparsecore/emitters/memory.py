@@ -74,10 +74,8 @@ def _known(start: Any, multiple: int, *, is_row: bool) -> ir.Value:
     It refuses the last of an odd number of rows in HBM where it sees that number.
     """
     constant = known(start)
-    if constant is not None and is_row:
-        multiple = constant
-    elif constant is not None:
-        return i32(start)
+    if constant is not None:
+        multiple = constant if is_row else 1
     return tpu.assume_multiple(i32(start), multiple) if multiple > 1 else i32(start)
 
 

@@ -94,12 +94,12 @@ def _becomes_shift(name: str, kind: str, args: Any, ctx: Any) -> bool:
     if kind == "f" or name not in ("add", "add_any", "mul"):
         return False
     is_twice = name != "mul" and all(map(same_value, args[0].parts, args[-1].parts))
+    if is_twice or any(x.is_scalar and known(x.value) is not None for x in args):
+        return True
     dtype = ctx.out_aval.dtype
     carried = [op.results[i] for op, *_ in ctx.kernel.path for _, i in op.carries]
     is_sum = name != "mul" and dtype.itemsize == 2
-    is_sum &= any(value.shape and value.dtype == dtype for value in carried)
-    factors = [x for x in args if x.is_scalar and known(x.value) is not None]
-    return is_twice or is_sum or bool(factors)
+    return is_sum and any(x.shape and x.dtype == dtype for x in carried)
 
 
 def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
@@ -191,6 +191,9 @@ for _name in elementwise.ROWS:
 @emits("select_n")
 def _select(ctx: Any, which: Array, *cases: Array) -> Array:
     shape, dtype = tuple(ctx.out_aval.shape), np.dtype(ctx.out_aval.dtype)
+    if not which.is_scalar and BOOL not in (which.dtype, dtype):
+        number = np.dtype(f"i{dtype.itemsize}")  # it has as many registers
+        which = conversions.astype(which, number, ctx.kernel.target.lanes)
     which, *same = alike(ctx, [which, *cases], shape)
     parts = [
         _chosen(row[0], row[1:], which.dtype)
