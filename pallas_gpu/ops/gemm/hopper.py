@@ -206,7 +206,7 @@ def scratch_of(
       buffers: of the ring; default: those of A, B and the gate.
     """
     p, c, sides = schedule.problem, schedule.config, schedule.part
-    stored = (c.consumers, 2, *(reversed(sides) if c.transposed else sides))
+    part = tuple(reversed(sides) if c.transposed else sides)
     scratch = {
         "operands": plgpu.Ring.of(
             buffers or operands_of(p, c, c.block_m),
@@ -214,10 +214,10 @@ def scratch_of(
             consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),
         ),
-        "out_smem": tiles(stored, p.out_dtype),
+        "out_smem": tiles((c.consumers, p.epilogue.buffers, *part), p.out_dtype),
     }
     if p.epilogue.residual:
-        scratch["residual_smem"] = tiles(stored, p.residual_dtype)
+        scratch["residual_smem"] = tiles((c.consumers, 2, *part), p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * c.consumers)
     return scratch
 
