@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products that people write themselves on a GPU, beside XLA, which calls cuBLAS.
+
+python -m benchmarks.recipes [--json]
+
+A product with a low-rank adapter, in 15 lines of `pallas_call`; and a product of 1.45
+waves of tiles with all of its epilogue, by `ops.matmul`, for which stream-K is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from benchmarks import timing
+from pallas_gpu import ops
+
+BF16 = jnp.bfloat16
+SIZE, RANKS = 4096, (16, 64)
+EPILOGUE = 1536, 4096, 8192
+# Rows whose results are checked, and pairs of operands that alternate.
+CHECKED, INPUTS = 256, 3
+
+
+def lora(
+    m: int,
+    n: int,
+    k: int,
+    rank: int,
+    tile: tuple[int, int] = (256, 128),
+    steps: int = 4,
+) -> Callable[..., Any]:
+    """`x @ w + low @ b`, where `low` is `x @ a`: a persistent product in 15 lines.
+
+    Args:
+      m, n, k, rank: sizes of the product, and columns of `low`.
+      tile: rows and columns of a block.
+      steps: copies of blocks under way.
+    """
+    (tile_m, tile_n), rows = tile, tile[0] // 2
+
+    def body(x: Any, w: Any, low: Any, b: Any, o: Any, acc: Any, parts: Any) -> None:
+        wg = lax.axis_index("wg")
+        mine = plgpu.ds(wg * rows, rows)
+        plgpu.wgmma(acc, x.at[mine], w)
+        plgpu.wgmma_wait(1)
+
+        @plgpu.when(plgpu.program_id(2) == k // 64 - 1)
+        def _() -> None:
+            plgpu.wgmma(acc, low.at[mine], b)
+            store = plgpu.TileStore(parts.at[wg], rows * tile_n // 64**2)
+            store.store_all(acc[...], o.at[mine])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    return plgpu.pallas_call(
+        body,
+        jax.ShapeDtypeStruct((m, n), BF16),
+        grid=(m // tile_m, n // tile_n, k // 64),
+        in_specs=[
+            spec((tile_m, 64), lambda i, j, ki: (i, ki), delay_release=1),
+            spec((64, tile_n), lambda i, j, ki: (ki, j), delay_release=1),
+            spec((tile_m, rank), lambda i, j, ki: (i, 0)),
+            spec((rank, tile_n), lambda i, j, ki: (0, j)),
+        ],
+        out_specs=plgpu.BlockSpec(
+            tile, lambda i, j, ki: (i, j), memory_space=plgpu.GMEM
+        ),
+        scratch_shapes=[plgpu.ACC((rows, tile_n)), parts_of(2, 1)],
+        num_threads=2,
+        thread_name="wg",
+        compiler_params=persistent(steps),
+    )
+
+
+def fused_lora(
+    m: int,
+    n: int,
+    k: int,
+    rank: int,
+    tile: tuple[int, int] = (128, 256),
+    steps: int = 4,
+) -> Callable[..., Any]:
+    """`x @ w + (x @ a) @ b` in one kernel: each block computes its rows of `x @ a`."""
+    (tile_m, tile_n), rows = tile, tile[0] // 2
+
+    def body(x: Any, w: Any, a: Any, b: Any, o: Any, acc: Any, low: Any, parts: Any):
+        wg = lax.axis_index("wg")
+        mine = plgpu.ds(wg * rows, rows)
+        plgpu.wgmma(acc, x.at[mine], w)
+        plgpu.wgmma(low, x.at[mine], a)
+        plgpu.wgmma_wait(2)
+
+        @plgpu.when(plgpu.program_id(2) == k // 64 - 1)
+        def _() -> None:
+            plgpu.wgmma(acc, low[...].astype(BF16), b)
+            store = plgpu.TileStore(parts.at[wg], rows * tile_n // 64**2)
+            store.store_all(acc[...], o.at[mine])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    return plgpu.pallas_call(
+        body,
+        jax.ShapeDtypeStruct((m, n), BF16),
+        grid=(m // tile_m, n // tile_n, k // 64),
+        in_specs=[
+            spec((tile_m, 64), lambda i, j, ki: (i, ki), delay_release=1),
+            spec((64, tile_n), lambda i, j, ki: (ki, j), delay_release=1),
+            spec((64, rank), lambda i, j, ki: (ki, 0), delay_release=1),
+            spec((rank, tile_n), lambda i, j, ki: (0, j)),
+        ],
+        out_specs=plgpu.BlockSpec(
+            tile, lambda i, j, ki: (i, j), memory_space=plgpu.GMEM
+        ),
+        scratch_shapes=[
+            plgpu.ACC((rows, tile_n)),
+            plgpu.ACC((rows, rank)),
+            parts_of(2, 1),
+        ],
+        num_threads=2,
+        thread_name="wg",
+        compiler_params=persistent(steps),
+    )
+
+
+def spec(shape: tuple[int, int], index_map: Any, **options: Any) -> Any:
+    """A block for the tensor core, with the widest swizzle that fits its rows."""
+    swizzled = min(shape[1], 64)
+    tiling = plgpu.TilingTransform((8, swizzled))
+    options["transforms"] = tiling, plgpu.SwizzleTransform(2 * swizzled)
+    return plgpu.BlockSpec(shape, index_map, **options)
+
+
+def parts_of(warpgroups: int, buffers: int) -> Any:
+    """Buffers of each warpgroup for parts of its result."""
+    tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+    return plgpu.SMEM((warpgroups, buffers, 64, 64), BF16, transforms=tiles)
+
+
+def persistent(steps: int) -> Any:
+    """A loop over K in each block, which has several tiles."""
+    return plgpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary"),
+        max_concurrent_steps=steps,
+        strip=8,
+        persistent=True,
+    )
+
+
+def low_rank_work(rank: int) -> tuple[dict[str, Callable[..., Any]], Any]:
+    """Products with an adapter, and their operands: x, w, a and b."""
+    shapes = ((SIZE, SIZE), (SIZE, SIZE), (SIZE, rank), (rank, SIZE))
+    sizes = SIZE, SIZE, SIZE, rank
+
+    def xla(x: Any, w: Any, a: Any, b: Any) -> Any:
+        return x @ w + (x @ a) @ b
+
+    def ours(x: Any, w: Any, a: Any, b: Any, tile: Any, steps: int) -> Any:
+        return lora(*sizes, tile, steps)(x, w, x @ a, b)
+
+    candidates: dict[str, Any] = {
+        "XLA, cuBLAS": xla,
+        "cuBLAS, x @ w alone": lambda x, w, a, b: x @ w,
+    }
+    for tile in ((256, 128), (128, 256)):
+        for steps in (3, 4)[: 1 if rank > 16 else 2]:
+            name = f"pallas_call, x @ a by XLA, {tile}, {steps}"
+            candidates[name] = functools.partial(ours, tile=tile, steps=steps)
+            if tile[0] == 128:
+                name = f"pallas_call, one kernel, {tile}, {steps}"
+                candidates[name] = fused_lora(*sizes, tile, steps)
+    return candidates, shapes
+
+
+def epilogue_work() -> tuple[dict[str, Callable[..., Any]], Any]:
+    """Products with their epilogues, and their operands: x, w, bias and residual."""
+    m, n, k = EPILOGUE
+    shapes = (m, k), (k, n), (n,), (m, n)
+
+    def xla(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        return jax.nn.gelu(x @ w + bias) + residual
+
+    def ours(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        return ops.matmul(x, w, bias=bias, activation="gelu", residual=residual)
+
+    return {
+        "XLA, cuBLAS": xla,
+        "cuBLAS, x @ w alone": lambda x, w, *_: x @ w,
+        "ops.matmul": ours,
+        "ops.matmul, bias and gelu": lambda x, w, bias, _: ops.matmul(
+            x, w, bias=bias, activation="gelu"
+        ),
+        "ops.matmul, x @ w alone": lambda x, w, *_: ops.matmul(x, w),
+    }, shapes
+
+
+def measure(
+    what: str, candidates: dict[str, Callable[..., Any]], shapes: Any, flops: float
+) -> list[dict[str, Any]]:
+    """Checks the candidates against the first, in float32, and times them."""
+
+    @jax.jit
+    def make(seed: Any) -> Any:
+        keys = jax.random.split(jax.random.key(seed), len(shapes))
+        pairs = zip(keys, shapes, strict=True)
+        return tuple(jax.random.normal(key, shape, BF16) for key, shape in pairs)
+
+    inputs = [make(seed) for seed in range(INPUTS)]
+    compiled = {
+        name: jax.jit(f).lower(*inputs[0]).compile() for name, f in candidates.items()
+    }
+    wide = [x.astype(jnp.float32) for x in inputs[0]]
+    with jax.default_matmul_precision("highest"):
+        exact = jax.jit(next(iter(candidates.values())))(*wide)[:CHECKED]
+    errors = {}
+    for name, f in compiled.items():
+        if "alone" in name or "bias and" in name:
+            continue
+        got = f(*inputs[0])[:CHECKED].astype(jnp.float32)
+        errors[name] = float(jnp.linalg.norm(got - exact) / jnp.linalg.norm(exact))
+        assert errors[name] < 1e-2, f"{name}: relative error {errors[name]}"
+    times = timing.on_device(compiled, inputs)
+    first = times["XLA, cuBLAS"]
+    return [
+        {
+            "product": what,
+            "by": name,
+            "us": seconds * 1e6,
+            "TFLOP/s": flops / seconds / 1e12,
+            "of XLA": first / seconds,
+            "rel. error": errors.get(name, ""),
+        }
+        for name, seconds in times.items()
+    ]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    m, n, k = EPILOGUE
+    rows = measure("1536x4096x8192", *epilogue_work(), 2 * m * n * k)
+    for rank in RANKS:
+        rows += measure(f"4096^3, rank {rank}", *low_rank_work(rank), 2 * SIZE**3)
+    notes = (
+        "bfloat16, random normal; device times of all kernels, medians of 40 rounds of "
+        "one call of each in a shuffled order, 50 ms apart. TFLOP/s of x @ w."
+    )
+    timing.report("Recipes", rows, notes, options.json)
+
+
+if __name__ == "__main__":
+    main()
