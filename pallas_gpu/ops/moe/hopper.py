@@ -26,8 +26,8 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import CONSUMERS, RaggedDotConfig
+from pallas_gpu.ops.gemm import hopper, promoted
+from pallas_gpu.ops.gemm.config import RaggedDotConfig
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
@@ -50,8 +50,8 @@ class Schedule(hopper.Schedule):
 
     @property
     def columns(self) -> int:
-        """Tiles along N."""
-        return plgpu.cdiv(self.problem.n, self.config.tile_n)
+        """Tiles of clusters along N."""
+        return self.tiles.plane[1]
 
     @property
     def positions(self) -> int:
@@ -74,75 +74,152 @@ class Schedule(hopper.Schedule):
         first = lax.mul(lax.div(within, lax.mul(strip, columns)), strip)
         within = lax.sub(within, lax.mul(first, columns))
         height = lax.min(strip, lax.sub(lax.sub(end, before), first))
-        row = lax.add(first, lax.rem(within, height))
-        return group, row, lax.div(within, height)
+        row, column = lax.rem(within, height), lax.div(within, height)
+        return group, lax.add(first, row), column
+
+    def of_cta(self, position: Any) -> Any:
+        """Returns the position of a CTA, given that of its cluster."""
+        if self.config.cluster is None:
+            return position
+        both = lax.mul(position, np.int32(self.config.cluster_size))
+        return lax.add(both, lax.axis_index(self.tiles.cluster_axis))
+
+    def for_each_tile(self, visit: Any) -> None:
+        """Calls `visit(position, tiles before it)` for the positions of a block."""
+
+        @plgpu.nd_loop((self.positions,), collective_axes=self.tiles.axis)
+        def _(info):
+            visit(info.index[0], info.local_index)
 
     def rows(self, mem: Memory, row: Any) -> Any:
         """The rows of a tile: the array's, or those that indices name."""
         return mem.rows.part(row, self.config.block_m)
 
     def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
-        """Copies rows of A; the second consumer may have none."""
+        """Copies rows of A; consumers but the first may have none."""
         if self.problem.gathered:
             copy(source, buffer, oob_mode=None)
             return
-        half = plgpu.ds(0, self.config.tile_m)
-        is_half = row + self.config.tile_m >= self.end
-        plgpu.when(is_half)(lambda: copy(source.at[half], buffer.at[half]))
-        plgpu.when(jnp.logical_not(is_half))(lambda: copy(source, buffer))
+        first = plgpu.ds(0, self.config.tile_m)
+        is_first = row + self.config.tile_m >= self.end
+        plgpu.when(is_first)(lambda: copy(source.at[first], buffer.at[first], axes))
+        plgpu.when(jnp.logical_not(is_first))(lambda: copy(source, buffer, axes))
 
 
 @cached
 def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
     """Returns the function of sizes, offset, any indices, A, B and `p.operands`."""
-    schedule = Schedule(p, config)
+    c, schedule = config, Schedule(p, config)
+    blocked = p.group is not None
+    scratch = {
+        **hopper.scratch_of(schedule, copies=2 + blocked),
+        "tables": table(p.groups, c.consumers + 1),
+    }
+    if blocked:
+        scratch["scale_smem"] = promoted.scratch(c)
+    options: dict[str, Any] = {
+        "out_type": jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        "kernel_name": "ragged_dot",
+        "compiler_params": compiler_params,
+        "interpret": interpret,
+    }
+    if not c.dynamic:
+        visits = functools.partial(_visits, schedule)
+        return hopper.persistent(schedule, visits, scratch=scratch, **options)
     return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        functools.partial(_dynamic, schedule),
         grid=(schedule.positions,),
         grid_names=("position",),
-        num_threads=CONSUMERS + 1,
+        num_threads=c.consumers + 1,
         thread_name="wg",
-        kernel_name="ragged_dot",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types={
-            **hopper.scratch_of(schedule),
-            "tables": table(p.groups, CONSUMERS + 1),
-        },
+        scratch_types=scratch,
+        **options,
     )
 
 
-def _body(schedule, sizes, offset, *refs, tables, **scratch) -> None:
-    p, c = schedule.problem, schedule.config
-    indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
-    names = "a", "b", *p.operands, "out"
-    mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
-    wg = lax.axis_index("wg")
-    groups = Groups.of(sizes, offset, p.matrices, p.m, c.block_m, tables.at[wg])
-    number = lax.mul(groups.tiles, np.int32(schedule.columns))
+def _dynamic(schedule, *refs, **scratch) -> None:
+    """Visits tiles as blocks claim them: all warpgroups have the same loop."""
+    wg, consumers = lax.axis_index("wg"), schedule.config.consumers
+    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
 
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
-        @plgpu.when(info.index[0] < number)
+        def visit(own, *tile):
+            plgpu.when(wg == consumers)(lambda: tiles.produce(own, *tile))
+            plgpu.when(wg < consumers)(lambda: tiles.consume(own, *tile))
+
+        tiles.at(visit, info.index[0], info.local_index)
+        plgpu.when(wg < consumers)(lambda: tiles.clear(info.index[0]))
+
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _visits(schedule, wg, *refs, **scratch) -> tuple[Any, Any]:
+    """Returns what makes the visits of the producer, and of a consumer."""
+    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
+
+    def consume(position, number):
+        tiles.at(tiles.consume, position, number)
+        tiles.clear(position)
+
+    return lambda: functools.partial(tiles.at, tiles.produce), lambda: consume
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """The tiles of a kernel, as one warpgroup visits them.
+
+    Attributes:
+      schedule: their order.
+      mem: the references of the block.
+      wg: the warpgroup.
+      groups: the groups.
+    """
+
+    schedule: Schedule
+    mem: Memory
+    wg: Any
+    groups: Groups
+
+    @classmethod
+    def of(cls, schedule, wg, sizes, offset, *refs, tables, **scratch) -> _Tiles:
+        """Computes the table of groups."""
+        p = schedule.problem
+        indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
+        names = "a", "b", *p.operands, "out"
+        mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
+        block_m = schedule.config.block_m
+        groups = Groups.of(sizes, offset, p.matrices, p.m, block_m, tables.at[wg])
+        return cls(schedule, mem, wg, groups)
+
+    def at(self, visit, position, number) -> None:
+        """Calls `visit(schedule, matrix, row, column, first step)` of a position."""
+        schedule, c, groups = self.schedule, self.schedule.config, self.groups
+
+        @plgpu.when(position < lax.mul(groups.tiles, np.int32(schedule.columns)))
         def _():
-            group, row, column = schedule.place(groups, info.index[0])
+            group, row, column = schedule.place(groups, position)
+            column = schedule.of_cta(column)
             start, end = groups.rows_of(group)
-            own = dataclasses.replace(schedule, end=end)
-            tile = (
+            visit(
+                dataclasses.replace(schedule, end=end),
                 lax.sub(group, groups.first),
                 lax.add(start, lax.mul(row, np.int32(c.block_m))),
                 lax.mul(column, np.int32(c.tile_n)),
-                lax.mul(info.local_index, np.int32(schedule.steps)),
+                lax.mul(number, np.int32(schedule.steps)),
             )
-            plgpu.when(wg == CONSUMERS)(lambda: own.produce(mem, *tile))
-            plgpu.when(wg < CONSUMERS)(lambda: _Consumer(own, mem, wg).visit(*tile))
 
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            _clear(schedule, groups, info.index[0], wg, mem.out)
+    def produce(self, own, *tile) -> None:
+        """Copies the operands of a tile."""
+        own.produce(self.mem, *tile)
 
-    plgpu.wait_smem_to_gmem(0)
+    def consume(self, own, *tile) -> None:
+        """Computes a tile."""
+        _Consumer(own, self.mem, self.wg).visit(*tile)
+
+    def clear(self, position) -> None:
+        """Stores this warpgroup's part of the zeros."""
+        _clear(self.schedule, self.groups, position, self.wg, self.mem.out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +235,12 @@ class _Consumer(hopper.Consumer):
         @plgpu.when(row < self.schedule.end)
         def _():
             finish = functools.partial(self._parts, matrix, row, column)
-            self.store(self.products(first_step, finish), matrix, row, column)
+            if self.schedule.problem.group is None:
+                parts = self.products(first_step, finish)
+            else:
+                of_b = functools.partial(self._scale_of_b, matrix, column)
+                parts = finish([promoted.products(self, first_step, of_b)])
+            self.store(parts, matrix, row, column)
 
         @plgpu.when(row >= self.schedule.end)
         def _():
@@ -170,7 +252,7 @@ class _Consumer(hopper.Consumer):
     def _parts(self, matrix, row, column, products) -> list[Any]:
         """Returns the tile as it is stored, by parts: so it needs fewer registers."""
         p = self.schedule.problem
-        if p.scales:
+        if "row_scale" in p.scales:
             products[0] = products[0] * self._factors(matrix, row, column)
         parts = []
         for (_, start), width in ((at, self.schedule.part[1]) for at in self.parts):
@@ -183,6 +265,12 @@ class _Consumer(hopper.Consumer):
                 part = lax.optimization_barrier(part)
             parts.append(part)
         return parts
+
+    def _scale_of_b(self, matrix, column, step) -> Any:
+        """Returns the scale of a step's block of a matrix."""
+        scales = self.mem.b_blocks
+        last = scales.shape[1] - 1
+        return scales[matrix, jnp.minimum(promoted.block_of(column), last), step]
 
     def _factors(self, matrix, row, column) -> Any:
         """Returns the product of each element's two factors."""
@@ -256,7 +344,9 @@ def _clear(schedule, groups, position, wg, out) -> None:
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    first, step = position * CONSUMERS + wg, CONSUMERS * schedule.positions
+    c = schedule.config
+    first = schedule.of_cta(position) * c.consumers + wg
+    step = c.consumers * c.cluster_size * schedule.positions
 
     @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):
