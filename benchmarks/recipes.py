@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ SIZE, RANKS = 4096, (16, 64)
 EPILOGUE = 1536, 4096, 8192
 # Rows whose results are checked, and pairs of operands that alternate.
 CHECKED, INPUTS = 256, 3
+XLA, PART = "XLA, cuBLAS", "x @ w alone"
 
 
 def lora(
@@ -152,20 +154,27 @@ def persistent(steps: int) -> Any:
     )
 
 
+def adapted(x: Any, w: Any, a: Any, b: Any) -> Any:
+    """A product with an adapter, as written in JAX."""
+    return x @ w + (x @ a) @ b
+
+
+def with_all(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    """A product with all of its epilogue, as written in JAX."""
+    return jax.nn.gelu(x @ w + bias) + residual[: len(x)]
+
+
 def low_rank_work(rank: int) -> tuple[dict[str, Callable[..., Any]], Any]:
     """Products with an adapter, and their operands: x, w, a and b."""
-    shapes = ((SIZE, SIZE), (SIZE, SIZE), (SIZE, rank), (rank, SIZE))
     sizes = SIZE, SIZE, SIZE, rank
-
-    def xla(x: Any, w: Any, a: Any, b: Any) -> Any:
-        return x @ w + (x @ a) @ b
 
     def ours(x: Any, w: Any, a: Any, b: Any, tile: Any, steps: int) -> Any:
         return lora(*sizes, tile, steps)(x, w, x @ a, b)
 
     candidates: dict[str, Any] = {
-        "XLA, cuBLAS": xla,
-        "cuBLAS, x @ w alone": lambda x, w, a, b: x @ w,
+        XLA: adapted,
+        f"cuBLAS, {PART}": lambda x, w, a, b: x @ w,
+        "cuBLAS, x @ a alone": lambda x, w, a, b: x @ a,
     }
     for tile in ((256, 128), (128, 256)):
         for steps in (3, 4)[: 1 if rank > 16 else 2]:
@@ -174,69 +183,91 @@ def low_rank_work(rank: int) -> tuple[dict[str, Callable[..., Any]], Any]:
             if tile[0] == 128:
                 name = f"pallas_call, one kernel, {tile}, {steps}"
                 candidates[name] = fused_lora(*sizes, tile, steps)
-    return candidates, shapes
+    return candidates, ((SIZE, SIZE), (SIZE, SIZE), (SIZE, rank), (rank, SIZE))
 
 
 def epilogue_work() -> tuple[dict[str, Callable[..., Any]], Any]:
     """Products with their epilogues, and their operands: x, w, bias and residual."""
     m, n, k = EPILOGUE
-    shapes = (m, k), (k, n), (n,), (m, n)
-
-    def xla(x: Any, w: Any, bias: Any, residual: Any) -> Any:
-        return jax.nn.gelu(x @ w + bias) + residual
 
     def ours(x: Any, w: Any, bias: Any, residual: Any) -> Any:
         return ops.matmul(x, w, bias=bias, activation="gelu", residual=residual)
 
     return {
-        "XLA, cuBLAS": xla,
-        "cuBLAS, x @ w alone": lambda x, w, *_: x @ w,
+        XLA: with_all,
+        f"cuBLAS, {PART}": lambda x, w, *_: x @ w,
         "ops.matmul": ours,
-        "ops.matmul, bias and gelu": lambda x, w, bias, _: ops.matmul(
-            x, w, bias=bias, activation="gelu"
-        ),
-        "ops.matmul, x @ w alone": lambda x, w, *_: ops.matmul(x, w),
-    }, shapes
+        f"ops.matmul, {PART}": lambda x, w, *_: ops.matmul(x, w),
+    }, ((m, k), (k, n), (n,), (m, n))
+
+
+def types(shapes: Any) -> list[jax.ShapeDtypeStruct]:
+    """The types of operands."""
+    return [jax.ShapeDtypeStruct(shape, BF16) for shape in shapes]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def operands(seed: Any, shapes: Any) -> list[jax.Array]:
+    """Returns random normal operands."""
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    pairs = zip(keys, shapes, strict=True)
+    return [jax.random.normal(key, shape, BF16) for key, shape in pairs]
+
+
+def compiled(problems: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Compiles the candidates of all problems at once."""
+
+    def build(item: tuple[Callable[..., Any], Any]) -> Any:
+        f, shapes = item
+        return jax.jit(f).lower(*types(shapes)).compile()
+
+    with ThreadPoolExecutor() as pool:
+        running = {
+            what: {name: pool.submit(build, (f, shapes)) for name, f in work.items()}
+            for what, (work, shapes, _) in problems.items()
+        }
+        return {
+            what: {name: future.result() for name, future in found.items()}
+            for what, found in running.items()
+        }
 
 
 def measure(
-    what: str, candidates: dict[str, Callable[..., Any]], shapes: Any, flops: float
+    what: str, candidates: dict[str, Any], shapes: Any, flops: float
 ) -> list[dict[str, Any]]:
-    """Checks the candidates against the first, in float32, and times them."""
-
-    @jax.jit
-    def make(seed: Any) -> Any:
-        keys = jax.random.split(jax.random.key(seed), len(shapes))
-        pairs = zip(keys, shapes, strict=True)
-        return tuple(jax.random.normal(key, shape, BF16) for key, shape in pairs)
-
-    inputs = [make(seed) for seed in range(INPUTS)]
-    compiled = {
-        name: jax.jit(f).lower(*inputs[0]).compile() for name, f in candidates.items()
-    }
-    wide = [x.astype(jnp.float32) for x in inputs[0]]
-    with jax.default_matmul_precision("highest"):
-        exact = jax.jit(next(iter(candidates.values())))(*wide)[:CHECKED]
+    """Checks the candidates that compute all of it, in float32, and times them."""
+    inputs = [operands(seed, shapes) for seed in range(INPUTS)]
+    x, *others = (x.astype(jnp.float32) for x in inputs[0])
+    exact = (adapted if len(shapes[2]) == 2 else with_all)(x[:CHECKED], *others)
     errors = {}
-    for name, f in compiled.items():
-        if "alone" in name or "bias and" in name:
+    for name, f in candidates.items():
+        if "alone" in name:
             continue
         got = f(*inputs[0])[:CHECKED].astype(jnp.float32)
         errors[name] = float(jnp.linalg.norm(got - exact) / jnp.linalg.norm(exact))
         assert errors[name] < 1e-2, f"{name}: relative error {errors[name]}"
-    times = timing.on_device(compiled, inputs)
-    first = times["XLA, cuBLAS"]
+    times = timing.on_device(candidates, inputs)
     return [
         {
             "product": what,
             "by": name,
             "us": seconds * 1e6,
             "TFLOP/s": flops / seconds / 1e12,
-            "of XLA": first / seconds,
+            "of XLA": times[XLA] / seconds,
             "rel. error": errors.get(name, ""),
         }
         for name, seconds in times.items()
     ]
+
+
+def problems() -> dict[str, Any]:
+    """Returns candidates, shapes and operations of each product."""
+    m, n, k = EPILOGUE
+    found = {f"{m}x{n}x{k}, with all": (*epilogue_work(), 2 * m * n * k)}
+    for rank in RANKS:
+        work = low_rank_work(rank)
+        found[f"{SIZE}^3, rank {rank}"] = (*work, 2 * SIZE**3)
+    return found
 
 
 def main() -> None:
@@ -244,10 +275,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    m, n, k = EPILOGUE
-    rows = measure("1536x4096x8192", *epilogue_work(), 2 * m * n * k)
-    for rank in RANKS:
-        rows += measure(f"4096^3, rank {rank}", *low_rank_work(rank), 2 * SIZE**3)
+    work = problems()
+    rows = [
+        row
+        for what, ready in compiled(work).items()
+        for row in measure(what, ready, *work[what][1:])
+    ]
     notes = (
         "bfloat16, random normal; device times of all kernels, medians of 40 rounds of "
         "one call of each in a shuffled order, 50 ms apart. TFLOP/s of x @ w."
