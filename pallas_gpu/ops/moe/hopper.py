@@ -74,8 +74,8 @@ class Schedule(hopper.Schedule):
         first = lax.mul(lax.div(within, lax.mul(strip, columns)), strip)
         within = lax.sub(within, lax.mul(first, columns))
         height = lax.min(strip, lax.sub(lax.sub(end, before), first))
-        row, column = lax.rem(within, height), lax.div(within, height)
-        return group, lax.add(first, row), column
+        row = lax.add(first, lax.rem(within, height))
+        return group, row, lax.div(within, height)
 
     def of_cta(self, position: Any) -> Any:
         """Returns the position of a CTA, given that of its cluster."""
@@ -112,7 +112,7 @@ def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, int
     c, schedule = config, Schedule(p, config)
     blocked = p.group is not None
     scratch = {
-        **hopper.scratch_of(schedule, copies=2 + blocked),
+        **hopper.scratch_of(schedule, copies=3 if blocked else None),
         "tables": table(p.groups, c.consumers + 1),
     }
     if blocked:
@@ -174,12 +174,14 @@ class _Tiles:
       mem: the references of the block.
       wg: the warpgroup.
       groups: the groups.
+      number: of positions that have tiles.
     """
 
     schedule: Schedule
     mem: Memory
     wg: Any
     groups: Groups
+    number: Any
 
     @classmethod
     def of(cls, schedule, wg, sizes, offset, *refs, tables, **scratch) -> _Tiles:
@@ -190,13 +192,14 @@ class _Tiles:
         mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
         block_m = schedule.config.block_m
         groups = Groups.of(sizes, offset, p.matrices, p.m, block_m, tables.at[wg])
-        return cls(schedule, mem, wg, groups)
+        number = lax.mul(groups.tiles, np.int32(schedule.columns))
+        return cls(schedule, mem, wg, groups, number)
 
     def at(self, visit, position, number) -> None:
         """Calls `visit(schedule, matrix, row, column, first step)` of a position."""
         schedule, c, groups = self.schedule, self.schedule.config, self.groups
 
-        @plgpu.when(position < lax.mul(groups.tiles, np.int32(schedule.columns)))
+        @plgpu.when(position < self.number)
         def _():
             group, row, column = schedule.place(groups, position)
             column = schedule.of_cta(column)
