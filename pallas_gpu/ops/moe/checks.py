@@ -114,7 +114,7 @@ def scales(
     groups, n, k = rhs.shape
     given = [0 if x is None else len(x.shape) for x in (lhs_scale, rhs_scale)]
     blocked = given[0] == 2 or given[1] == 3
-    last = (n,)
+    last: tuple[int, ...] = (n,)
     of_lhs = [(), lhs.shape[:1]]
     if blocked:
         last = plgpu.cdiv(n, BLOCK), plgpu.cdiv(k, BLOCK)
