@@ -117,6 +117,11 @@ def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, int
     }
     if blocked:
         scratch["scale_smem"] = promoted.scratch(c)
+    if c.cluster is not None:
+        # Parts of 128 bytes or more: TMA copies from multiples of them.
+        width = max(c.epilogue_n, 128 // p.out_dtype.itemsize)
+        scratch["rest"] = plgpu.SMEM((c.consumers, 2, _EIGHT, width), p.out_dtype)
+        scratch["zeros"] = plgpu.SMEM((c.consumers, _CLEARED[1] // 2), p.out_dtype)
     options: dict[str, Any] = {
         "out_type": jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
         "kernel_name": "ragged_dot",
@@ -193,6 +198,13 @@ class _Tiles:
         block_m = schedule.config.block_m
         groups = Groups.of(sizes, offset, p.matrices, p.m, block_m, tables.at[wg])
         number = lax.mul(groups.tiles, np.int32(schedule.columns))
+        if mem.get("zeros") is not None:
+
+            @plgpu.when(wg < schedule.config.consumers)
+            def _():
+                mem.zeros[wg] = jnp.zeros(mem.zeros.shape[1:], mem.zeros.dtype)
+                plgpu.commit_smem()
+
         return cls(schedule, mem, wg, groups, number)
 
     def at(self, visit, position, number) -> None:
@@ -222,7 +234,7 @@ class _Tiles:
 
     def clear(self, position) -> None:
         """Stores this warpgroup's part of the zeros."""
-        _clear(self.schedule, self.groups, position, self.wg, self.mem.out)
+        _clear(self.schedule, self.groups, position, self.wg, self.mem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,14 +323,21 @@ class _Consumer(hopper.Consumer):
             )
 
             @plgpu.when(jnp.logical_not(is_whole) & inside)
-            def _(buffer=buffer, start=start, columns=columns):
-                _store_some(p, c, buffer, out, row, number_of_rows, start, columns)
+            def _(buffer=buffer, part=number % 2, start=start, columns=columns):
+                rest = None if c.cluster is None else self.mem.rest.at[self.wg, part]
+                _store_some(
+                    *(p, c, buffer, rest, out, row, number_of_rows, start, columns)
+                )
 
             plgpu.commit_smem_to_gmem_group()
 
 
-def _store_some(problem, c, buffer, out, row, number, start, columns) -> None:
-    """Stores the first rows of a buffer: eights by TMA, the rest under a mask."""
+def _store_some(problem, c, buffer, rest, out, row, number, start, columns) -> None:
+    """Stores the first rows of a buffer: eights by TMA, the rest under a mask.
+
+    In a cluster the rest row by row, through `rest`: if threads wrote to GMEM, each
+    arrival on the barrier of another CTA would be a fence.
+    """
     eights = lax.div(number, np.int32(_EIGHT))
 
     @plgpu.loop(0, eights)
@@ -329,25 +348,35 @@ def _store_some(problem, c, buffer, out, row, number, start, columns) -> None:
 
     @plgpu.when(eights * _EIGHT < number)
     def _():
-        first = eights * _EIGHT
+        first, own = eights * _EIGHT, plgpu.ds(0, c.epilogue_n)
+        last = buffer[plgpu.ds(first, _EIGHT)]
+        if rest is not None:
+            rest[:, own] = last
+            plgpu.commit_smem()
+
+            @plgpu.loop(first, number)
+            def _(i):
+                source, target = rest.at[i - first, own], out.at[row + i, columns]
+                plgpu.copy_smem_to_gmem(source, target, commit_group=False)
+
+            return
         rows = first + jnp.arange(_EIGHT, dtype=jnp.int32)
         column = start + jnp.arange(c.epilogue_n, dtype=jnp.int32)
         mask = (rows < number)[:, None]
         if problem.n % c.tile_n:
             mask = mask & (column < problem.n)[None, :]
-        rest = buffer[plgpu.ds(first, _EIGHT)]
         at = (row + rows)[:, None], column[None, :]
-        plgpu.store(out, at, rest, mask=mask)
+        plgpu.store(out, at, last, mask=mask)
 
 
-def _clear(schedule, groups, position, wg, out) -> None:
+def _clear(schedule, groups, position, wg, mem) -> None:
     """Stores zeros to the rows of no group, and to those of groups without a matrix."""
     problem, (begin, end) = schedule.problem, groups.span
-    height, width = _CLEARED
+    c, out, source = schedule.config, mem.out, mem.get("zeros")
+    height, width = _CLEARED if source is None else (1, source.shape[-1])
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    c = schedule.config
     first = schedule.of_cta(position) * c.consumers + wg
     step = c.consumers * c.cluster_size * schedule.positions
 
@@ -359,6 +388,10 @@ def _clear(schedule, groups, position, wg, out) -> None:
         )
         is_before = number < before
         start = jnp.where(is_before, 0, end - before * height) + number * height
+        if source is not None:
+            target = out.at[start, plgpu.ds(column * width, width)]
+            plgpu.copy_smem_to_gmem(source.at[wg], target)
+            return
         row = start + jnp.arange(height, dtype=jnp.int32)
         column = column * width + jnp.arange(width, dtype=jnp.int32)
         mask = (row < jnp.where(is_before, begin, problem.m))[:, None]
