@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of blocks of queries to the blocks of keys that a table names.
 
-The blocks of keys and values are copied ahead, by `num_stages` alone.
+The blocks of keys and values are copied ahead without a change of the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ F32 = jnp.float32
 
 
 def sparse_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, num_stages: int = 3
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    table: jax.Array,
+    num_stages: int | None = None,
+    compiler_params: plgpu.CompilerParams | None = None,
 ) -> jax.Array:
     """Returns softmax(q @ k.T / sqrt(d)) @ v over some blocks of 64 keys.
 
@@ -28,12 +33,13 @@ def sparse_attention(
       k, v: (heads, keys, d).
       table: (heads, queries // 64, n), int32: the blocks for each block of queries.
       num_stages: stages of the loop over these blocks.
+      compiler_params: of the kernel.
     """
     heads, queries, d = q.shape
     scale = d**-0.5
 
     def body(q_ref, k_ref, v_ref, table_ref, o_ref):
-        i, head = plgpu.program_id(0), plgpu.program_id(1)
+        head, i = plgpu.program_id(0), plgpu.program_id(1)
         mine = q_ref[head, plgpu.ds(i * BLOCK, BLOCK), :]
         start = (jnp.zeros((BLOCK, d)), jnp.full(BLOCK, -jnp.inf), jnp.zeros(BLOCK))
 
@@ -52,8 +58,12 @@ def sparse_attention(
         out = (acc / total[:, None]).astype(q.dtype)
         o_ref[head, plgpu.ds(i * BLOCK, BLOCK), :] = out
 
-    grid = (queries // BLOCK, heads)
-    return plgpu.pallas_call(body, out_shape=q, grid=grid)(q, k, v, table)
+    # Blocks that run at a time are of one head, whose keys and values are in L2.
+    grid = (heads, queries // BLOCK)
+    call = plgpu.pallas_call(
+        body, out_shape=q, grid=grid, compiler_params=compiler_params
+    )
+    return call(q, k, v, table)
 
 
 def reference(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:

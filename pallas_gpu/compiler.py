@@ -104,24 +104,18 @@ def lower_equations(build: Build) -> Build:
       UnsupportedError: an operation has no rule, or none for this target.
       OutOfResources: the operations need more scratch than there is SMEM.
     """
-    try:
-        return _lowered(build)
-    except errors.OutOfResources as error:
-        more = scratch.with_more(build.plan, build.params, error)
-        if more is None:
-            error.hint = scratch.what_to_do(build.plan, build.params, error)
-            raise
-    return lower_equations(build.replace(plan=more))
-
-
-def _lowered(build: Build) -> Build:
     params, target = build.params, build.target
     hardware = machine.machine_of(target)
     shell = hardware.launch(params, target, build.plan)
-    with shell:
-        state = hardware.state(params, target, build.plan, shell, build.layouts)
-        context.lower_region(state, region_of(params.jaxpr), hardware.prologue(state))
-        hardware.epilogue(state)
+    try:
+        with shell:
+            state = hardware.state(params, target, build.plan, shell, build.layouts)
+            handles = hardware.prologue(state)
+            context.lower_region(state, region_of(params.jaxpr), handles)
+            hardware.epilogue(state)
+    except errors.OutOfResources as error:
+        error.hint = scratch.what_to_do(build.plan, params, error)
+        raise
     return build.replace(module=shell.module, launch=shell, plan=state.plan)
 
 

@@ -464,19 +464,27 @@ def choice(*values: str | None, hint: str = "") -> Rule:
     return check
 
 
-def choice_of(*values: int) -> Rule:
-    """Accepts some integers."""
-    wanted = " or ".join(map(str, values))
+def multiple(of: int, maximum: int | None = None, *, hint: str = "") -> Rule:
+    """Accepts static integers that are positive multiples of another one."""
+    wanted = f"a multiple of {of}" + (f" up to {maximum}" if maximum else "")
+    return _some(lambda n: _within(n, of, maximum) and n % of == 0, wanted, hint)
 
+
+def choice_of(*values: int, hint: str = "") -> Rule:
+    """Accepts some integers."""
+    return _some(lambda n: n in values, " or ".join(map(str, values)), hint)
+
+
+def _some(fits: Callable[[int], bool], wanted: str, hint: str) -> Rule:
     def check(value: Any, what: str) -> int:
         number = index(value)
-        if number in values:
-            return int(number)
+        if number is not None and fits(number):
+            return number
         raise errors.ArgumentError(
             f"{what} is not supported",
             expected=wanted,
             got=shown(value),
-            hint=f"choose {wanted}",
+            hint=hint or f"choose {wanted}",
         )
 
     return check

@@ -89,6 +89,7 @@ ARGUMENTS: dict[str, Reasons] = {
             "persistent",
             "strip",
         ),
+        **_new("loads of loops with products are copies ahead", "num_stages"),
         **_new("for arrays in symmetric memory", "is_multi_process"),
         **_new("compiles for another GPU than the attached one", "target"),
         **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),

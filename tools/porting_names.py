@@ -346,7 +346,7 @@ _UNUSED = "%s: hints that this compiler does not use"
 
 TRITON: dict[str, Row] = {
     "CompilerParams": differs(
-        "blocks stay in GMEM; " + _UNUSED % "`num_warps`, `num_stages`"
+        "blocks stay in GMEM; `num_warps`: a hint that this compiler does not use"
     ),
     "load": differs(
         _UNUSED % "`cache_modifier`, `eviction_policy`" + "; `volatile` is refused"

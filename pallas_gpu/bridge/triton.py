@@ -53,14 +53,13 @@ def CompilerParams(  # noqa: N802 - a class upstream
     Args:
       num_warps: a hint that this compiler does not use: a block has one warpgroup, or
         as many as `num_threads` of `pallas_call` says.
-      num_stages: a hint that this compiler does not use: nothing copies ahead of the
-        body's loads.
+      num_stages: of loops with products: `pallas_gpu.CompilerParams.num_stages`.
 
     Raises:
       ArgumentError, ArgumentTypeError: not a positive integer.
     """
-    del num_warps, num_stages
-    return types.CompilerParams(block_memory_space=types.GMEM)
+    del num_warps
+    return types.CompilerParams(block_memory_space=types.GMEM, num_stages=num_stages)
 
 
 @expect.arguments(

@@ -80,6 +80,7 @@ class CallParams:
       enclosing: axes around the call on which the body asks for its position.
       devices: the mesh of devices around the call, if the body accesses the memory of
         others; on its axes the body asks for its position, too. None: it does not.
+      not_ahead: lines of loads that a loop does not copy ahead, and why.
     """
 
     jaxpr: _jax.Jaxpr
@@ -92,6 +93,7 @@ class CallParams:
     aliases: tuple[tuple[int, int], ...] = ()
     enclosing: tuple[EnclosingAxis, ...] = ()
     devices: types.Devices | None = None
+    not_ahead: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""

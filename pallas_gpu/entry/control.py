@@ -88,7 +88,7 @@ def loop(
     *,
     step: Any = 1,
     unroll: int | bool | None = None,
-    num_stages: int = 1,
+    num_stages: int | None = None,
 ) -> Callable[[Callable[[jax.Array], None]], None]: ...
 
 
@@ -100,7 +100,7 @@ def loop[T](
     init_carry: T,
     step: Any = 1,
     unroll: int | bool | None = None,
-    num_stages: int = 1,
+    num_stages: int | None = None,
 ) -> Callable[[Callable[[jax.Array, T], T]], T]: ...
 
 
@@ -108,7 +108,9 @@ def loop[T](
     init_carry=values.values,
     step=values.step,
     unroll=expect.optional(_unroll),
-    num_stages=expect.integer(1, hint="1 loads each array where the body does"),
+    num_stages=expect.optional(
+        expect.integer(1, hint="1 loads each array where the body does")
+    ),
 )
 def loop(
     lower: values.Index,
@@ -117,7 +119,7 @@ def loop(
     init_carry: Any = None,
     step: Any = 1,
     unroll: int | bool | None = None,
-    num_stages: int = 1,
+    num_stages: int | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function for each index of a range.
 
@@ -134,7 +136,8 @@ def loop(
       step: increment of the index, positive.
       unroll: number of iterations per branch; it must divide a static number of
         iterations. True: all of them.
-      num_stages: above 1, arrays that the body loads from GMEM are copied to SMEM
+      num_stages: None: that of `CompilerParams`. 1: none of the following. Above 1,
+        arrays that the body loads from GMEM are copied to SMEM
         `num_stages - 1` iterations ahead, each to a ring of so many buffers: parts of
         references, also under a mask, and rows that an array of indices names. What
         such a load is indexed with may depend on the loop's index, on values from
@@ -163,9 +166,9 @@ def loop(
       ... def total(i, carry):
       ...     return carry + ref[i]
     """
-    trips = _trips(lower, upper, step)
+    times = trips(lower, upper, step)
     if unroll not in (None, False, 1):
-        _check_unroll(trips, int(unroll))
+        _check_unroll(times, int(unroll))
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, "loop: the body")
@@ -178,11 +181,11 @@ def loop(
             return scope.call("loop", body, index, carry)
 
         with _jax.trace_without_ref_rules():
-            if num_stages == 1:
-                return counted_loop(trips, iteration, init_carry, unroll=unroll)
+            if num_stages is None:
+                return counted_loop(times, iteration, init_carry, unroll=unroll)
             return bound_loop(
-                staged_loop_p, "loop", body, iteration, init_carry, (trips,),
-                length=trips if isinstance(trips, int) else None,
+                staged_loop_p, "loop", body, iteration, init_carry, (times,),
+                length=times if isinstance(times, int) else None,
                 num_stages=num_stages, unroll=unroll,
             )  # fmt: skip
 
@@ -317,18 +320,19 @@ def _check_unroll(trips: Any, unroll: int) -> None:
         )
 
 
-def _trips(lower: Any, upper: Any, step: Any) -> Any:
+def trips(lower: Any, upper: Any, step: Any) -> Any:
+    """Returns the number of iterations of a range, a number if it is static."""
     if all(isinstance(x, int) for x in (lower, upper, step)):
         return max(0, -(-(upper - lower) // step))
     # Operations of lax: jnp's take several times as long to trace.
     starts_at_0 = isinstance(lower, int) and lower == 0
     lower, upper, step = map(_i32, (lower, upper, step))
-    trips = upper if starts_at_0 else lax.sub(upper, lower)
+    times = upper if starts_at_0 else lax.sub(upper, lower)
     if not isinstance(step, np.int32):
-        trips = lax.div(lax.add(trips, lax.sub(step, np.int32(1))), step)
+        times = lax.div(lax.add(times, lax.sub(step, np.int32(1))), step)
     elif step != 1:
-        trips = lax.div(lax.add(trips, np.int32(step - 1)), step)
-    return trips  # none if it is negative
+        times = lax.div(lax.add(times, np.int32(step - 1)), step)
+    return times  # none if it is negative
 
 
 def _i32(x: Any) -> Any:

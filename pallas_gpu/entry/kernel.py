@@ -322,7 +322,7 @@ def launch_body(
         traced, needed = _trace_for_target(
             lambda: trace.trace_body(
                 _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
-                mesh, name, aliases, sources, like_upstream,
+                mesh, name, aliases, sources, like_upstream, compiler_params.num_stages,
             ),
             compiler_params.target,
         )  # fmt: skip
@@ -354,6 +354,7 @@ def launch_body(
         aliases=traced.aliases,
         enclosing=traced.enclosing,
         devices=traced.devices,
+        not_ahead=traced.not_ahead,
     )
     if not (written or traced.captured or compiler_params.profile_space):
         kept.add_launch(args, params, seen, out_tree)

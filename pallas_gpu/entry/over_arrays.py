@@ -17,7 +17,8 @@ from pallas_gpu.entry.caching import repeated
 # Arguments of launches elsewhere, with what to write instead.
 LAUNCH = {
     "num_warps": "pass num_threads=..., a number of warpgroups of 4 warps",
-    "num_stages": "the buffers of a pipeline are max_concurrent_steps=... of "
+    "num_stages": "those of loops are num_stages=... of plgpu.loop, or of "
+    "plgpu.CompilerParams; the buffers of a pipeline are max_concurrent_steps=... of "
     "plgpu.emit_pipeline in the body, or of the plgpu.CompilerParams of a pallas_call",
 }
 # Arguments of `kernel` and `pallas_call`, not of what they return.

@@ -44,6 +44,7 @@ class TracedBody:
         last of the captured values.
       devices: the mesh of devices around the call, if the body accesses the memory of
         others.
+      not_ahead: lines of loads that a loop does not copy ahead, and why.
     """
 
     jaxpr: _jax.Jaxpr
@@ -51,6 +52,7 @@ class TracedBody:
     aliases: tuple[tuple[int, int], ...]
     enclosing: tuple[call.EnclosingAxis, ...]
     devices: types.Devices | None
+    not_ahead: tuple[tuple[str, str], ...]
 
 
 def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
@@ -68,6 +70,7 @@ def trace_body(
     aliases: Sequence[tuple[int, int]] = (),
     sources: Sequence[Any] = (),
     writes_inputs: bool = False,
+    num_stages: int | None = None,
 ) -> TracedBody:
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
@@ -78,6 +81,7 @@ def trace_body(
       sources: for each input the `jax.Ref` whose contents it is, if any. A reference
         that the body writes becomes one more output, in the order of the inputs.
       writes_inputs: whether the body may store to inputs.
+      num_stages: of its loops: see `CompilerParams`.
     """
     with scope.tracing(mesh), scope.locating(body):
         check.require_element_types((*in_avals, *out_avals))
@@ -87,7 +91,7 @@ def trace_body(
             bound = arrays.bound(body, f"kernel {name}")
             closed, _ = _jax.trace(bound, arrays.refs(), mesh.axes)
             scope.require_applied()
-            closed = plain.plain(closed, mesh)
+            closed, notes = plain.plain(closed, mesh, num_stages)
         captured = _captured(closed, name)
         devices = _devices(closed.jaxpr, mesh)
         around = _enclosing_axes(closed.jaxpr, mesh, devices)
@@ -104,7 +108,7 @@ def trace_body(
         check.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     values = (*captured, *positions)
-    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices)
+    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices, notes)
 
 
 @dataclasses.dataclass(frozen=True)

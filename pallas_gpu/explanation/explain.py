@@ -18,6 +18,7 @@ from pallas_gpu.lowering.machine import Build
 _FINDERS: tuple[Callable[[Model], Iterator[SlowFinding]], ...] = (
     products.products,
     accesses.accesses,
+    accesses.atomics,
     loops.loops,
     resources.spills,
     resources.occupancy,
@@ -33,7 +34,8 @@ def explain(
     Nothing is run. Each kernel is compiled for the target, and the cost model estimates
     what takes time: products that did not become wgmma, loads that nothing overlaps,
     spills, accesses that are not coalesced or have bank conflicts, conversions of
-    layouts, too few CTAs on an SM. A hint is given where the model expects a gain.
+    layouts, too few CTAs on an SM, contended atomics. A hint is given where the model
+    expects a gain.
 
     Issued by: the host.
 

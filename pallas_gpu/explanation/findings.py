@@ -39,11 +39,17 @@ KINDS: tuple[Rule, ...] = (
     Rule("conversion", _WARNING,
          "An array moves to another layout, or between threads.", "slow"),
     Rule("occupancy", _WARNING,
-         "Too few CTAs are resident on an SM to hide the latency of memory.", "slow"),
+         "Too few CTAs are resident on an SM to hide the latency of memory, or waits "
+         "of products and arithmetic for each other.", "slow"),
+    Rule("contended-atomics", _WARNING,
+         "Many CTAs update the same elements of GMEM, in turn.", "slow"),
     Rule("product", "", "The instruction that a product became.", "note"),
     Rule("access", "", "Loads or stores by threads.", "note"),
     Rule("copy", "", "A copy between GMEM and SMEM.", "note"),
     Rule("loop", "", "Iterations of a loop, and what each waits for.", "note"),
+    Rule("not-ahead", "",
+         "A load that a loop with `num_stages`, or with products, does not copy ahead.",
+         "note"),
 )  # fmt: skip
 BY_ID: dict[str, Rule] = {kind.id: kind for kind in KINDS}
 

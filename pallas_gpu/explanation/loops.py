@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pallas_gpu import types
+from pallas_gpu import findings
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
-from pallas_gpu.explanation.model import Model
+from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.lowering.notes import Access
 from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried
 from pallas_gpu.program.walk import Site
@@ -41,6 +41,9 @@ def loops(model: Model) -> Iterator[SlowFinding]:
             yield _loop(model, loop, sites)
         yield from _unpipelined(model, loop, sites)
     yield from _ring(model, inside)
+    for where, why in model.build.params.not_ahead:
+        what = f"a load is not copied ahead: {why}"
+        yield SlowFinding(BY_ID["not-ahead"], what, at=findings.place(where))
 
 
 def _loop(model: Model, loop: Site, sites: Sequence[Site]) -> SlowFinding:
@@ -71,13 +74,13 @@ def _unpipelined(
     if iterations is None or iterations < FEW_ITERATIONS:
         return
     loads = [site for site in sites if _waits_for_load(model, loop, site)]
-    size = sum(_bytes(site) for site in loads)
+    size = sum(loaded_bytes(site.op) for site in loads)
     if size < _FEW_BYTES:
         return
     # Loads of one iteration are under way at the same time.
     times = max(model.turns[site.op] for site in loads)
     lost = model.waiting(times)
-    first = max(loads, key=_bytes)
+    first = max(loads, key=lambda x: loaded_bytes(x.op))
     yield SlowFinding(
         BY_ID["unpipelined-loads"],
         f"each of {iterations:g} iterations waits for {size:,.0f} bytes that threads "
@@ -101,14 +104,14 @@ def _ring(model: Model, inside: Mapping[Site, Sequence[Site]]) -> Iterator[SlowF
     """Yields that buffers in SMEM are too few, of the loop that copies most."""
     rings = {loop: [x for x in sites if x.op in model.depths]
              for loop, sites in inside.items()}  # fmt: skip
-    moved = {loop: sum(model.turns[x.op] * _bytes(x) for x in copies)
+    moved = {loop: sum(model.turns[x.op] * loaded_bytes(x.op) for x in copies)
              for loop, copies in rings.items()}  # fmt: skip
     loop = max(moved, key=lambda x: moved[x], default=None)
     if loop is None or not moved[loop]:
         return
     copies, iterations = rings[loop], model.iterations(loop) or 0
-    first = max(copies, key=_bytes)
-    slots, size = model.depths[first.op], sum(map(_bytes, copies))
+    first = max(copies, key=lambda x: loaded_bytes(x.op))
+    slots, size = model.depths[first.op], sum(loaded_bytes(x.op) for x in copies)
     # Of n slots n - 1 are filled while one is read; with one slot they take turns.
     wanted = max(int(slots) + 1, 3)
     better = cost.estimate(model.build, more_slots=wanted - int(slots))
@@ -146,14 +149,3 @@ def _waits_for_load(model: Model, loop: Site, site: Site) -> bool:
     ):
         return False
     return not is_carried(op, loop.op.regions[-1])
-
-
-def _bytes(site: Site) -> float:
-    for access in site.op.accesses:
-        if access.space is types.GMEM and access.reads:
-            size = types.itemsize_bits(access.dtype) / 8
-            shape = site.op.results[0].shape if site.op.results else access.window.shape
-            for n in shape:
-                size *= n
-            return size if shape else 0.0
-    return 0.0

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import arch, compiler, errors, findings
+from pallas_gpu import arch, compiler, errors, findings, types
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.lowering.notes import Notes
 from pallas_gpu.program.nodes import Access, Kind, Op
@@ -147,7 +147,7 @@ class Model:
         )
         if self.compiled is None:
             del limits["registers"]
-        return {**limits, "grid": -(-self._ctas // self.target.sm_count)}
+        return {**limits, "grid": -(-self.ctas // self.target.sm_count)}
 
     @property
     def resident(self) -> int:
@@ -157,10 +157,11 @@ class Model:
     @property
     def rounds(self) -> int:
         """How many CTAs an SM executes one after another."""
-        return -(-self._ctas // (self.target.sm_count * self.resident))
+        return -(-self.ctas // (self.target.sm_count * self.resident))
 
     @property
-    def _ctas(self) -> int:
+    def ctas(self) -> int:
+        """The CTAs of a launch."""
         params = self.build.params
         return params.mesh.blocks * math.prod(axis.size for axis in params.batch)
 
@@ -175,7 +176,7 @@ class Model:
         Args:
           cycles: of one execution by a warpgroup.
         """
-        on_one_sm = -(-self._ctas // self.target.sm_count)
+        on_one_sm = -(-self.ctas // self.target.sm_count)
         return cycles * self.executed.get(op, 0.0) * on_one_sm / self.hertz
 
     def waiting(self, times: float, cycles: float = LATENCY_CYCLES) -> float:
@@ -210,6 +211,18 @@ class Model:
         """Returns the line of an operation, or that of the kernel."""
         where = site and site.where
         return findings.place(where or self.build.params.defined_at)
+
+
+def loaded_bytes(op: Op) -> float:
+    """Returns the bytes that an operation loads from GMEM, those of a scalar as 0."""
+    loads = [a for a in op.accesses if a.space is types.GMEM and a.reads]
+    if not loads:
+        return 0.0
+    # Of what indices select, only the result, or the target of a copy, has the shape.
+    targets = [a.window.shape for a in op.accesses if a.space is types.SMEM]
+    shape = [*(x.shape for x in op.results[:1]), *targets, loads[0].window.shape][0]
+    size = math.prod(shape) * types.itemsize_bits(loads[0].dtype) / 8
+    return size if shape else 0.0
 
 
 def _depths(counter: Executions) -> dict[Op, float]:

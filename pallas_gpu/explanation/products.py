@@ -12,6 +12,7 @@ from pallas_gpu import arch, types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
 from pallas_gpu.explanation.model import Model
 from pallas_gpu.lowering.notes import Conversion
+from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 from pallas_gpu.program.nodes import Access, Op
 from pallas_gpu.program.walk import Site
 from pallas_gpu.testing.work import PRODUCTS, macs_per_cycle, of_product
@@ -65,13 +66,12 @@ def _product(model: Model, sites: list[Site]) -> SlowFinding:
     if reason is None:
         what = "a product is multiplied by mma.sync"
         return SlowFinding(BY_ID["product"], what, seconds=seconds, **common)
-    why, hint, gains = reason
-    what = f"a product is multiplied by mma.sync instead of wgmma: {why}"
+    why, gains = reason
     lost = max(seconds - by_wgmma, 0.0) if gains else 0.0
     return SlowFinding(
         BY_ID["mma-sync" if gains else "product"],
-        what,
-        hint=hint,
+        why.what,
+        hint=why.hint,
         seconds=seconds,
         lost_seconds=lost,
         **common,
@@ -115,14 +115,14 @@ def _mma_cycles(op: Op) -> float:
 
 def _reason(
     model: Model, op: Op, mnk: tuple[int, int, int]
-) -> tuple[str, str, bool] | None:
-    """Why wgmma does not multiply, what to do, and whether the kernel gains by that.
+) -> tuple[InsteadOfWgmma, bool] | None:
+    """Why wgmma does not multiply, and whether the kernel gains by what is to be done.
 
     None if the author has asked for mma.sync, or the target has no wgmma.
     """
     given = op.params.get("reason")
     if given is not None:
-        return given.why, given.hint, True
+        return given, True
     if _dot(op) is None or not model.target.has(arch.Feature.WGMMA):
         return None
     m, n, k = mnk
@@ -132,19 +132,21 @@ def _reason(
         padded = -(-m // rows) * rows
         # What mma.sync multiplies is padded, too.
         gains = padded * _MMA_SYNC_RATE < _shape(op.results[0])[0]
-        return (
+        why = InsteadOfWgmma(
             f"M = {m} is not a multiple of {rows}",
             f"pad M to {padded}, or give a CTA {padded} rows",
-            gains,
         )
+        return why, gains
     if n % _COLUMNS:
-        return f"N = {n} is not a multiple of {_COLUMNS}", "pad N", True
+        why = InsteadOfWgmma(f"N = {n} is not a multiple of {_COLUMNS}", "pad N")
+        return why, True
     if k % k_elems:
-        return f"K = {k} is not a multiple of {k_elems}", "pad K with zeros", True
+        what = f"K = {k} is not a multiple of {k_elems}"
+        return InsteadOfWgmma(what, "pad K with zeros"), True
     if m * n > _MOST_SUMS:
-        return (
+        why = InsteadOfWgmma(
             f"a warpgroup has no room for {m} x {n} sums",
             "multiply fewer columns at a time, or use more warpgroups",
-            True,
         )
+        return why, True
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
-from pallas_gpu.explanation.model import Model
+from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime import machine_code, stages
@@ -104,43 +104,51 @@ def _carried(loop: Site) -> list[tuple[float, str]]:
 
 
 def occupancy(model: Model) -> Iterator[SlowFinding]:
-    """Yields that too few loads are under way because few CTAs fit an SM."""
+    """Yields that few CTAs fit an SM: for loads, or for warpgroups that take turns."""
     limits = dict(model.occupancy)
     resident, grid = min(limits.values()), limits.pop("grid")
     by = [name for name, count in limits.items() if count == min(limits.values())]
     if grid <= resident or by[0] in ("blocks", "threads"):
         return
-    mean = model.work
-    moved = mean.loaded_bytes + mean.stored_bytes
-    bandwidth = model.target.memory_bytes_per_second * cost.OF_MEMORY_BANDWIDTH
-    on_one_sm = grid
-    seconds = moved * on_one_sm * model.target.sm_count / bandwidth
-    if not mean.loaded_bytes or seconds < _BOUND_BY_MEMORY * model.seconds:
-        return
-    needed = bandwidth / model.target.sm_count * _LOADED_CYCLES / model.hertz
-    each = _in_flight_bytes(model)
-    lost = seconds * max(needed / max(each * resident, 1) - 1, 0.0)
+    names = " and ".join(by)
+    what = f"{resident} CTA{'s' * (resident > 1)} on an SM, limited by {names}"
     others = min(count for name, count in limits.items() if name not in by)
     next_ = min(others, grid)
-    names = " and ".join(by)
+    facts: dict[str, Any] = {"limited_by": by, "ctas_per_sm": resident}
+    bandwidth = model.target.memory_bytes_per_second * cost.OF_MEMORY_BANDWIDTH
+    moved = model.work.loaded_bytes + model.work.stored_bytes
+    seconds = moved * grid * model.target.sm_count / bandwidth
+    in_turn = 0.0
+    if model.estimate.bound == "latency" and model.estimate.flops:
+        better = cost.estimate(model.build, more_ctas=1)
+        in_turn = max(model.estimate.seconds - better.seconds, 0.0)
+    if in_turn:
+        seconds = lost = in_turn
+        what += ": while its warpgroups compute or wait, nothing multiplies"
+    elif model.work.loaded_bytes and seconds >= _BOUND_BY_MEMORY * model.seconds:
+        needed = bandwidth / model.target.sm_count * _LOADED_CYCLES / model.hertz
+        loading = _in_flight_bytes(model) * resident
+        lost = seconds * max(needed / max(loading, 1) - 1, 0.0)
+        what += (
+            f", with {loading:,.0f} bytes of loads under way where the memory needs "
+            f"{needed:,.0f}"
+        )
+        facts |= {"bytes_under_way": loading, "needed_bytes": needed}
+    else:
+        return
     yield SlowFinding(
         BY_ID["occupancy"],
-        f"{names} admits {resident} CTA{'s' * (resident > 1)} on an SM, with "
-        f"{each * resident:,.0f} bytes of loads under way where the memory needs "
-        f"{needed:,.0f}",
+        what,
         _used(model, by[0]),
-        f"use less {names}: {next_} CTAs would fit; or load more at a time"
+        f"use less {names}, by smaller blocks or fewer warpgroups: up to {next_} CTAs "
+        "would fit; or do more at a time"
         if next_ > resident
         else None,
         model.place(None),
         seconds=seconds,
         lost_seconds=lost,
-        facts={
-            "limited_by": by,
-            "ctas_per_sm": resident,
-            "bytes_under_way": each * resident,
-            "needed_bytes": needed,
-        },
+        is_counted=bool(in_turn),
+        facts=facts,
     )
 
 
@@ -165,16 +173,14 @@ def _in_flight_bytes(model: Model) -> float:
     """
     found: dict[Any, float] = {}
     for site in model.sites:
-        for access in site.op.accesses:
-            if access.space is types.GMEM and access.reads and not access.writes:
-                loop = stages.loop_around(site)
-                times = model.turns.get(site.op, 0.0)
-                if not times:
-                    continue
-                key = None if loop is None else loop.op
-                warpgroups = model.executed[site.op] / times
-                depth = model.depths.get(site.op, 1.0)
-                size: float = math.prod(access.window.shape)
-                size *= types.itemsize_bits(access.dtype) / 8 * depth * warpgroups
-                found[key] = found.get(key, 0.0) + size
+        is_atomic = any(access.reads and access.writes for access in site.op.accesses)
+        times = model.turns.get(site.op, 0.0)
+        if is_atomic or not times:
+            continue
+        loop = stages.loop_around(site)
+        key = None if loop is None else loop.op
+        # Before a loop the copies of its first iterations fill a slot each.
+        depth = 1.0 if loop is None else model.depths.get(site.op, 1.0)
+        size = loaded_bytes(site.op) * depth * model.executed[site.op] / times
+        found[key] = found.get(key, 0.0) + size
     return max(found.values(), default=0.0)

@@ -45,7 +45,7 @@ def load(
     if isinstance(view, gmem.GmemView):
         array = gmem.load(view, layout, reduction=reduction)
     elif by_element(view, layout, "load"):
-        slow.through_tiles(view, layout, "load", where)
+        slow.access(view, layout, "load", where, by_element=True)
         return indexed.load_part(view, layout)
     else:
         array = smem.load(view, layout, optimized=bool(optimized))
@@ -60,7 +60,7 @@ def store(
     if isinstance(view, gmem.GmemView):
         gmem.store(view, value)
     elif by_element(view, value.layout, "store"):
-        slow.through_tiles(view, value.layout, "store", where)
+        slow.access(view, value.layout, "store", where, by_element=True)
         indexed.store_part(view, value)
         return
     else:

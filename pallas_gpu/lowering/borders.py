@@ -131,7 +131,7 @@ def _trial(kernel: KernelState) -> Iterator[None]:
         with (
             ir.InsertionPoint(kernel.trial),
             kernel.builder.discarding(),
-            notes.suspended(),
+            notes.on_trial(),
         ):
             yield
     finally:

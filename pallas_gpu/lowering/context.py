@@ -23,7 +23,7 @@ from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import notes
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.references import Reference, index_value
+from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import (
@@ -114,6 +114,10 @@ class KernelState:
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
         return vals.constant(value, dtype)
+
+    def part(self, access: Access, read: Callable[[Operand], Any]) -> Reference:
+        """Returns a part of a reference, an operand of a rule."""
+        return Reference.of(access, read)
 
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
@@ -246,20 +250,22 @@ class RuleContext:
                 return gmem.GmemView(pointer, index, ref.dtype, ref.in_memory(), owner)
         raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
 
-    def operands(self, invals: Sequence[Any], *, numbers: bool = True) -> Any:
-        """Returns the operands by name; parts of references are `Reference`s.
+    def operands(self, invals: Sequence[Any]) -> Any:
+        """Returns the operands by name; parts of references are `Reference`s."""
+        return self._read(self.op.operands, invals)
 
-        Args:
-          numbers: whether constants are Python numbers, as indices are.
-        """
+    def named(self, names: Sequence[str], invals: Sequence[Any]) -> Sequence[Any]:
+        """Returns the operands of some names."""
+        return self._read([self.op.operands[name] for name in names], invals)
+
+    def _read(self, operands: Any, invals: Sequence[Any]) -> Any:
         env: dict[Any, Any] = dict(zip(self.op.inputs, invals, strict=True))
 
         def of(x: Any) -> Any:
-            if isinstance(x, Access):
-                return Reference.of(x, env.__getitem__)
-            return index_value(env[x]) if numbers else env[x]
+            part = isinstance(x, Access)
+            return self.kernel.part(x, env.__getitem__) if part else env[x]
 
-        return mapped(of, self.op.operands)
+        return mapped(of, operands)
 
 
 # --- the operation loop ---------------------------------------------------------------
@@ -297,6 +303,8 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
                 results = rule(ctx, *map(read, op.inputs))
                 if not op.primitive.multiple_results:
                     results = [results]
+                elif results is None:
+                    results = []
                 results = kernel.finished(ctx, results)
         except errors.PallasGpuError as error:
             raise error.with_location(op.where) from None

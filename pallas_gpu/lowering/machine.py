@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import arch, errors
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.nodes import Access, Op
 
 
 class Plan(Protocol):
@@ -63,6 +63,9 @@ class State(Protocol):
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
+
+    def part(self, access: Access, read: Callable[[Any], Any]) -> Any:
+        """Returns a part of a reference; `read` returns the values of operands."""
 
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""

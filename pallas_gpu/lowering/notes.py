@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes of what is emitted for each operation, for those who ask why a kernel is slow.
+"""Notes of what is emitted for each operation, and what is slow about it.
 
-While `recording`, rules note each access and each conversion, and the code carries a
-number for each operation where it would have the file and the line: what ptxas reports
-of an instruction leads back to the operation, in code of this package too. Otherwise
-nothing is noted, and nothing computed.
+The compiler warns of that, and `explain` reports it with its time. While `recording`,
+rules note each access and each conversion, and the code carries a number for each
+operation where it would have the file and the line: what ptxas reports of an
+instruction leads back to the operation, in code of this package too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,33 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pallas_gpu.emitters import gmem, smem
-from pallas_gpu.emitters.elements import dtypes
-from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
-from pallas_gpu.layouts.moves import costs, rates
-from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
-from pallas_gpu.layouts.registers.placement import Placement, describe
-from pallas_gpu.layouts.smem.access_plan import AccessPlan, Kind
+from pallas_gpu.entry.scope import setting
+from pallas_gpu.layouts.moves import rates
+from pallas_gpu.layouts.registers.linear import WARP_LANES
 from pallas_gpu.program.nodes import Op
 
-_BANK_BYTES_PER_WAVEFRONT = 128
+# The widest access of a thread (PTX ISA, ld and cp.async).
+_WIDEST_BYTES = 16
+# Sectors for one that elements take: a layout that suits what follows may take 2, and
+# the L1 cache has what other accesses of the same load need of a sector.
+_SCATTERED = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a note says: a warning of the compiler, or a finding of `explain`.
+
+    Attributes:
+      kind: of the finding.
+      what: in one sentence, with figures.
+      hint: what to do; None if nothing is slow.
+      lost: the part of its time that better code would save.
+    """
+
+    kind: str
+    what: str
+    hint: str | None = None
+    lost: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,31 +52,92 @@ class Access:
     Attributes:
       kind: "load" or "store".
       memory: "SMEM" or "GMEM".
-      what: dtype, part and shape of the array.
+      got: dtype, part and shape of the array.
       instruction: the family of PTX, such as `ld.shared`.
       width_bytes: of a thread's access.
       wide_bytes: of one at a start that is known to be aligned.
       transactions: of SMEM the wavefronts of an instruction of a warp, of GMEM the
         sectors; None where they depend on values.
       ideal: the fewest that the bytes take.
+      cycles: of one execution by a warpgroup, at most; those of `layouts.moves.rates`.
+        0 for an access to GMEM while nobody takes notes.
       wasted: of GMEM the sectors of the whole access for one that its elements take.
+      tolerated: wavefronts for one that the bytes take, which are no bank conflict.
       by_element: whether an address is computed for each element.
       is_internal: whether the array is scratch of this package.
-      cycles: of one execution by a warpgroup, at most; those of `layouts.moves.rates`.
     """
 
     kind: str
     memory: str
-    what: str
+    got: str
     instruction: str
     width_bytes: int
     wide_bytes: int
     transactions: float | None
     ideal: float
-    wasted: float
-    by_element: bool
-    is_internal: bool
     cycles: float
+    wasted: float = math.inf
+    tolerated: float = 1.0
+    by_element: bool = False
+    is_internal: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        name = f"a {self.kind} of {self.memory}"
+        width, wide = self.width_bytes, self.wide_bytes
+        ratio = 1.0 if self.transactions is None else self.transactions / self.ideal
+        ratio = min(ratio, self.wasted)
+        if self.by_element:
+            return Verdict(
+                "element-access",
+                f"{name} computes an address for each element",
+                "access slices, and of a tiled array whole tiles: start at multiples "
+                "of the tile, and write a dynamic start as a product, or as "
+                "plgpu.multiple_of(start, rows)",
+                1 - width / _WIDEST_BYTES,
+            )
+        if self.memory == "SMEM" and ratio > self.tolerated:
+            return Verdict(
+                "bank-conflicts",
+                f"{name} has {ratio:g}-way bank conflicts",
+                "declare the array with a tiling and a swizzle, or with another minor "
+                f"dimension; or accept it with plgpu.{self.kind}(..., optimized=False)",
+                1 - 1 / ratio,
+            )
+        if width < wide:
+            return Verdict(
+                "narrow-access",
+                f"{name} takes {width} bytes of each thread at a time, and {wide} "
+                "where its start is known to be a multiple",
+                "write a dynamic start as a product, or as plgpu.multiple_of",
+                1 - width / wide,
+            )
+        if self.memory == "GMEM" and ratio >= _SCATTERED:
+            return Verdict(
+                "uncoalesced",
+                f"{name} is not coalesced: {self.transactions:g} sectors a request "
+                f"where {self.ideal:g} would do",
+                "let the threads of a warp access adjacent elements: more of the minor "
+                "dimension in a block, or whole rows by way of SMEM",
+                1 - 1 / ratio,
+            )
+        what = f"{name} by {self.instruction}, {width} bytes of each thread"
+        return Verdict("access", what)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "memory": self.memory,
+            "kind": self.kind,
+            "instruction": self.instruction,
+            "width_bytes": self.width_bytes,
+            "internal": self.is_internal,
+        }
+        if self.transactions is not None:
+            unit = "wavefronts" if self.memory == "SMEM" else "sectors"
+            facts[f"{unit}_per_request"] = self.transactions
+            facts[f"ideal_{unit}"] = self.ideal
+        return facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +145,59 @@ class Copy:
     """A copy by threads between GMEM and SMEM, in chunks.
 
     Attributes:
-      what: dtype, part and shape of the array in GMEM.
+      got: dtype, part and shape of the array in GMEM.
       chunk_bytes: of a thread's access.
       is_asynchronous: whether cp.async copies the chunks.
       chunks: their number.
     """
 
-    what: str
+    got: str
     chunk_bytes: int
     is_asynchronous: bool
     chunks: int
+    is_internal = False
+
+    @property
+    def cycles(self) -> float:
+        """Of one execution. An instruction of a warp moves a chunk for each lane."""
+        requests = self.chunks / WARP_LANES
+        moved = self._bytes / rates.GMEM_BYTES_PER_CYCLE
+        cycles = max(moved, requests * rates.GMEM_INSTRUCTION)
+        return cycles if self.is_asynchronous else cycles + 2 * requests
+
+    @property
+    def verdict(self) -> Verdict:
+        width = self.chunk_bytes
+        what = (
+            f"threads copy {self._bytes} bytes by {self._path}, {width} "
+            f"byte{'s' * (width > 1)} at a time"
+        )
+        if width >= _WIDEST_BYTES:
+            return Verdict("copy", what)
+        widest = min(rates.GMEM_BYTES_PER_CYCLE, WARP_LANES * _WIDEST_BYTES)
+        return Verdict(
+            "narrow-access",
+            what,
+            "start and end rows at multiples of 16 bytes, or of 4 for cp.async: pad "
+            "the array's minor dimension",
+            max(1 - self._bytes / widest / self.cycles, 0.0),
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "path": self._path,
+            "bytes": self._bytes,
+            "width_bytes": self.chunk_bytes,
+        }
+
+    @property
+    def _bytes(self) -> int:
+        return self.chunks * self.chunk_bytes
+
+    @property
+    def _path(self) -> str:
+        return "cp.async" if self.is_asynchronous else "ld and st"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +216,31 @@ class Conversion:
     target: str
     shared_bytes: int
     cycles: float
+    is_internal = False
+
+    @property
+    def got(self) -> str:
+        return f"{self.source} -> {self.target}" if self.target else self.what
+
+    @property
+    def verdict(self) -> Verdict:
+        way = "through SMEM" if self.shared_bytes else "by shuffles"
+        if not self.target:
+            # What a reduction or a slice moves has to move.
+            return Verdict("conversion", f"data moves between threads {way}")
+        return Verdict(
+            "conversion",
+            f"{self.what} is converted to another layout {way}",
+            "convert before the loop what does not change in it; store to SMEM what "
+            "operations need in several layouts, and load it in each",
+            1.0,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts = dataclasses.asdict(self)
+        del facts["what"]
+        return facts
 
 
 Note = Access | Copy | Conversion
@@ -139,14 +285,19 @@ _NOTES: contextvars.ContextVar[Notes | None] = contextvars.ContextVar(
 )
 
 
+_ON_TRIAL: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "pallas_gpu_on_trial", default=False
+)
+
+
 def current() -> Notes | None:
     """Returns the notes that are being taken; None if nobody asks for them."""
-    return _NOTES.get()
+    return None if _ON_TRIAL.get() else _NOTES.get()
 
 
 def take(note: Callable[[], Note | None]) -> None:
     """Notes what a function returns, which is called only if somebody asks for it."""
-    notes = _NOTES.get()
+    notes = current()
     if notes is not None and (found := note()) is not None:
         notes.add(found)
 
@@ -154,152 +305,15 @@ def take(note: Callable[[], Note | None]) -> None:
 @contextlib.contextmanager
 def recording() -> Iterator[Notes]:
     """Takes notes of what is lowered inside."""
-    token = _NOTES.set(found := Notes())
-    try:
+    with setting(_NOTES, found := Notes()):
         yield found
-    finally:
-        _NOTES.reset(token)
 
 
-@contextlib.contextmanager
-def suspended() -> Iterator[None]:
-    """Takes no notes of what is emitted inside and erased."""
-    token = _NOTES.set(None)
-    try:
-        yield
-    finally:
-        _NOTES.reset(token)
+def on_trial() -> contextlib.AbstractContextManager[None]:
+    """Takes no notes of what is emitted inside and erased, and warns of nothing."""
+    return setting(_ON_TRIAL, True)
 
 
-# --- what notes say -----------------------------------------------------------------
-
-
-def access(
-    view: smem.SmemView | gmem.GmemView, layout: Placement, kind: Kind
-) -> Access:
-    """Returns the note of an access by vectors or matrices."""
-    if isinstance(view, gmem.GmemView):
-        return _of_gmem(view, layout, kind)
-    plan = smem.plan(view, layout, kind)
-    wide = smem.plan(view, layout, kind, aligned=True)
-    itemsize = dtypes.stored_bits(view.dtype) / 8
-    wavefronts = WARPS * len(plan.instructions) * plan.wavefronts_per_access
-    return Access(
-        kind,
-        "SMEM",
-        described(view),
-        _shared_instruction(plan),
-        math.ceil(plan.elements_per_access * itemsize),
-        math.ceil(wide.elements_per_access * itemsize),
-        plan.wavefronts_per_access,
-        plan.ideal_wavefronts,
-        1.0,
-        False,
-        view.internal,
-        wavefronts * rates.SMEM_WAVEFRONT,
-    )
-
-
-def _shared_instruction(plan: AccessPlan) -> str:
-    if plan.method == "matrix":
-        return "ldmatrix" if plan.kind == "load" else "stmatrix"
-    return "ld.shared" if plan.kind == "load" else "st.shared"
-
-
-def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
-    bits = dtypes.stored_bits(view.dtype)
-    taken, aligned = gmem.access_widths(view, layout)
-    requests, window = gmem.requests(view, layout), view.window
-    cycles = costs.gmem_access_cost(
-        window.shape, window.strides, layout, bits, window.start_multiple
-    )
-    each: tuple[float | None, float] = (None, 1.0)
-    if requests is not None:
-        each = (
-            requests.sectors / requests.number,
-            requests.ideal_sectors / requests.number,
-        )
-    return Access(
-        kind,
-        "GMEM",
-        described(view),
-        "ld.global" if kind == "load" else "st.global",
-        math.ceil(taken * bits / 8),
-        math.ceil(aligned * bits / 8),
-        *each,
-        1.0 if requests is None else requests.wasted,
-        False,
-        False,
-        cycles or 0.0,
-    )
-
-
-def by_element(
-    view: Any, layout: Placement | None, kind: Kind, adjacent: int = 1
-) -> Access:
-    """Returns the note of an access that computes the address of each element.
-
-    Args:
-      layout: of the array in registers; None for one element.
-      adjacent: how many elements are accessed at a time.
-    """
-    in_smem = isinstance(view, smem.SmemView)
-    bits = dtypes.stored_bits(view.dtype)
-    cycles = 1.0
-    if layout is not None:
-        elements = layout.num_registers * layout.vector_length
-        moved = elements * WARPS * WARP_LANES * bits / 8 / rates.GMEM_BYTES_PER_CYCLE
-        cycles = costs.element_access_cost(layout, bits) / adjacent
-        cycles = max(cycles, 0.0 if in_smem else moved)
-    unit = _BANK_BYTES_PER_WAVEFRONT if in_smem else rates.SECTOR_BYTES
-    width = max(adjacent * bits // 8, 1)
-    return Access(
-        kind,
-        "SMEM" if in_smem else "GMEM",
-        described(view),
-        ("ld" if kind == "load" else "st") + (".shared" if in_smem else ".global"),
-        width,
-        width,
-        None,
-        max(WARP_LANES * width / unit, 1.0),
-        1.0,
-        adjacent == 1,
-        in_smem and view.internal,
-        cycles,
-    )
-
-
-def copy(plan: ThreadCopy, view: gmem.GmemView) -> Copy:
-    """Returns the note of a copy by threads."""
-    return Copy(described(view), plan.chunk_bytes, plan.is_asynchronous, plan.chunks)
-
-
-def conversion(
-    x: Any, target: Placement, scratch_bytes: int, wanted_bytes: int
-) -> Conversion:
-    """Returns the note of a conversion of an array to another layout."""
-    bits = dtypes.bits(x.dtype)
-    cycles = costs.relayout_cost(x.layout, target, bits, scratch_bytes)
-    return Conversion(
-        f"{x.dtype}{list(x.shape)}",
-        describe(x.layout),
-        describe(target),
-        wanted_bytes,
-        cycles or 0.0,
-    )
-
-
-def exchange(wanted_bytes: int) -> Conversion:
-    """Returns the note of data that moves between threads through SMEM."""
-    moved = 2 * wanted_bytes / _BANK_BYTES_PER_WAVEFRONT * rates.SMEM_WAVEFRONT
-    return Conversion(
-        f"{wanted_bytes} bytes", "", "", wanted_bytes, moved + costs.EXCHANGE_CYCLES
-    )
-
-
-def described(view: Any) -> str:
-    """Returns dtype, part and shape of the array of a view."""
-    shape, starts = view.window.array_shape, view.window.starts
-    known = ", ".join(str(s) if isinstance(s, int) else "?" for s in starts)
-    dtype = dtypes.memory_dtype(view.dtype)
-    return f"{dtype}{list(view.window.sizes)} at ({known}) of shape {shape}"
+def is_on_trial() -> bool:
+    """Whether what is emitted will be erased."""
+    return _ON_TRIAL.get()

@@ -1,26 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registration of lowering rules."""
+"""Registration of lowering rules.
+
+A rule gets its context, then the operands of its operation: by name those of ours, and
+of JAX's accesses to references; one by one those of others. What it has behind a `*`
+are static parameters. It returns the results, or None where there are none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import UseKind
-from pallas_gpu.primitives._registry import RuleKind, register
+from pallas_gpu.primitives._registry import GPU, RuleKind, register
+from pallas_gpu.program.nodes import Fault
 
 Decorator = Callable[[Callable], Callable]
 
 
-def emits(primitive: Any) -> Decorator:
+def emits(primitive: Any, machine: str = GPU, **uses: UseKind | None) -> Decorator:
     """Returns a decorator that registers the rule which emits a primitive.
 
     Args:
       primitive: a primitive, or the name of a primitive of JAX.
+      machine: the machine for which the rule emits code.
+      **uses: of an operation without arrays in registers how it uses the parts of
+        arrays in memory that are operands: its relation. None in GMEM, whose layout is
+        given.
     """
-    return register(find_primitive(primitive), RuleKind.EMIT)
+    found = find_primitive(primitive)
+
+    def enter(rule: Callable) -> Callable:
+        register(found, RuleKind.EMIT, machine)(_by_name(rule))
+        if uses:
+            relation = functools.wraps(rule)(lambda node, *_: _used(node, uses))
+            register(found, RuleKind.RELATION, machine)(relation)
+        return rule
+
+    return enter
 
 
 def relates(*primitives: Any) -> Decorator:
@@ -28,21 +49,37 @@ def relates(*primitives: Any) -> Decorator:
 
     def enter(rule: Callable) -> Callable:
         for primitive in primitives:
-            register(find_primitive(primitive), RuleKind.RELATION)(rule)
+            register(find_primitive(primitive), RuleKind.RELATION)(_by_name(rule))
         return rule
 
     return enter
 
 
-def used(node: Node, **kinds: UseKind) -> list[Any]:
-    """The relation of an operation without arrays in registers.
+def _by_name(rule: Callable) -> Callable:
+    """Returns a rule that is called with all operands of an operation, in order."""
+    parameters = list(inspect.signature(rule).parameters.values())
+    static = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    names = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if takes_all and not static:
+        return rule
 
-    Args:
-      node: the operation; its results are scalars.
-      kinds: how it uses the parts of arrays in memory that are operands, by name.
-    """
-    for name, kind in kinds.items():
-        node.use(node.part(node.operands[name]), kind)
+    @functools.wraps(rule)
+    def called(on: Any, *operands: Any) -> Any:
+        op = on.op
+        if isinstance(op.operands, Fault):
+            raise op.operands.error
+        if isinstance(op.operands, dict) and not takes_all:
+            operands = on.named(names, operands)
+        return rule(on, *operands, **{name: op.params[name] for name in static})
+
+    return called
+
+
+def _used(node: Node, uses: Mapping[str, UseKind | None]) -> list[Any]:
+    for name, kind in uses.items():
+        if kind is not None:
+            node.use(node.part(node.operands[name]), kind)
     return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 

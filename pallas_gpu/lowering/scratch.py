@@ -46,28 +46,6 @@ def _issuers(kernel: KernelState) -> int:
     return builder.spec.threads // builder.issuer_threads
 
 
-def with_more(
-    plan: Any, params: CallParams, error: errors.OutOfResources
-) -> Plan | None:
-    """Returns a plan with room for the scratch that an operation has asked for.
-
-    Rules that emit at once learn what they need one by one; the kernel is then lowered
-    again. None if there is no more SMEM, or the author has set a limit.
-
-    Args:
-      plan: the plan of the kernel that was lowered.
-      params: the kernel.
-      error: what the operation has raised.
-    """
-    if not isinstance(plan, Plan) or error.resource != "SMEM":
-        return None
-    needed = error.used_bytes * params.mesh.warpgroups
-    for room in plan.scratch_rooms_bytes:
-        if room >= needed and room > plan.scratch_room_bytes:
-            return plan.with_room(room)
-    return None
-
-
 def what_to_do(
     plan: Any, params: CallParams, error: errors.OutOfResources
 ) -> str | None:
@@ -140,20 +118,29 @@ def _distance(kernel: KernelState, of: str, bytes_each: int) -> ir.Value:
 def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
     """Returns scratch for data that can also go through less of it, in rounds.
 
-    The scratch grows within the remaining SMEM. None where there is none.
+    None where there is none.
     """
-    issuers = _issuers(kernel)
-    limit = kernel.plan.scratch_limit_bytes // issuers
-    wanted = min(wanted_bytes, limit, _MOST_WANTED_BYTES)
-    if wanted > available_bytes(kernel):
-        granules = -(-wanted // SCRATCH_GRANULE_BYTES)
-        room = granules * SCRATCH_GRANULE_BYTES * issuers
-        kernel.plan = kernel.plan.with_room(min(room, kernel.plan.scratch_limit_bytes))
-    result = of_issuer(kernel)
-    notes.take(lambda: notes.exchange(wanted_bytes))
+    notes.take(lambda: slow.exchange(wanted_bytes))
+    return _in_rounds(kernel, wanted_bytes)
+
+
+def _in_rounds(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
+    result = _grown(kernel, min(wanted_bytes, _MOST_WANTED_BYTES))
     if result is not None and wanted_bytes > MOST_EMITTED * result.size_bytes:
         slow.in_many_rounds(wanted_bytes, result.size_bytes, kernel.where)
     return result
+
+
+def _grown(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
+    """Returns the scratch, which grows within the remaining SMEM."""
+    issuers = _issuers(kernel)
+    limit = kernel.plan.scratch_limit_bytes
+    wanted = min(wanted_bytes, limit // issuers)
+    if wanted > available_bytes(kernel):
+        granules = -(-wanted // SCRATCH_GRANULE_BYTES)
+        room = granules * SCRATCH_GRANULE_BYTES * issuers
+        kernel.plan = kernel.plan.with_room(min(room, limit))
+    return of_issuer(kernel)
 
 
 def relayouted(kernel: KernelState, x: RegisterArray, target: Placement) -> Any:
@@ -162,12 +149,9 @@ def relayouted(kernel: KernelState, x: RegisterArray, target: Placement) -> Any:
         return x
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
     wanted = plans.scratch_bytes(x.layout, target, bits, available)
-    room = None
-    if wanted:
-        with notes.suspended():
-            room = for_data(kernel, wanted)
+    room = _in_rounds(kernel, wanted) if wanted else None
     held = available if room is None else room.size_bytes
-    notes.take(lambda: notes.conversion(x, target, held, wanted))
+    notes.take(lambda: slow.conversion(x, target, held, wanted))
     return relayout.relayout(x, target, room)
 
 
@@ -202,4 +186,4 @@ def of_bytes(
     """
     if not needed:
         return None
-    return require(of_issuer(kernel), needed, f"{what} of {got}")
+    return require(_grown(kernel, needed), needed, f"{what} of {got}")

@@ -1,44 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings about what is slow: bank conflicts, starts without alignment, many rounds.
+"""Notes of what is emitted, and Python warnings of what is slow, once per line.
 
-They are Python warnings, once per line of a kernel: nothing is refused for its speed
-unless its author asks for that.
+Nothing is refused for its speed unless its author asks for that.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import gmem, padding, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
+from pallas_gpu.layouts.moves import costs, rates
+from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
 from pallas_gpu.layouts.registers.placement import Placement, describe
-from pallas_gpu.layouts.smem.access_plan import Kind
+from pallas_gpu.layouts.smem.access_plan import AccessPlan, Kind
 from pallas_gpu.lowering import notes
-from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
+from pallas_gpu.lowering.notes import Access, Conversion, Copy, Note
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}
-# The widest access of a thread (PTX ISA, ld and cp.async).
-_WIDEST_BYTES = 16
 # CUDA programming guide, compute capabilities: the most registers of a thread.
 _MOST_REGISTERS, _REGISTER_BITS = 255, 32
+_BANK_BYTES_PER_WAVEFRONT = 128
 # The default layouts of odd shapes have conflicts of two lanes, which no other layout
 # of theirs avoids without more registers.
 _TOLERATED_WITH_PADDING = 2.0
-# Sectors for one that elements take: a layout that suits what follows may take 2.
-_SCATTERED = 4
+
+Line = Callable[[], str | None]
 
 
 def access(
     view: smem.SmemView | gmem.GmemView,
     layout: Placement,
     kind: Kind,
-    where: Callable[[], str | None],
+    where: Line,
     optimized: bool | None = None,
+    *,
+    by_element: bool = False,
 ) -> None:
     """Notes an access that has been emitted, and warns if it is slow.
 
@@ -48,80 +51,179 @@ def access(
       kind: "load" or "store".
       where: returns the line of the access.
       optimized: what its author has said of bank conflicts; None warns of them.
+      by_element: whether an address is computed for each element.
     """
-    notes.take(lambda: notes.access(view, layout, kind))
-    if optimized is not None or _is_internal(view):
+    is_internal = isinstance(view, smem.SmemView) and view.internal
+    warns = (optimized is None or by_element) and not is_internal
+    if not warns and notes.current() is None:
         return
-    _too_large(view, layout, where)
-    if isinstance(view, gmem.GmemView):
-        taken, aligned = gmem.access_widths(view, layout)
-        if taken < aligned:
-            _unaligned(view, kind, "GMEM", taken, aligned, where)
-        else:
-            _uncoalesced(view, layout, kind, where)
-        return
-    plan = smem.plan(view, layout, kind)
-    degree = plan.wavefronts_per_access / plan.ideal_wavefronts
-    tolerated = _TOLERATED_WITH_PADDING if padding.is_padded(layout) else 1.0
-    if degree > tolerated:
-        warn(
-            f"a {kind} of SMEM has bank conflicts",
-            f"{degree:g} times the time of one without",
-            f"{notes.described(view)} in {describe(layout)}",
-            "declare the array with a tiling and a swizzle, or with another minor "
-            f"dimension; or accept it with plgpu.{kind}(..., optimized=False)",
-            where,
-        )
-    elif plan.method == "vector":
-        aligned = smem.plan(view, layout, kind, aligned=True).elements_per_access
-        _unaligned(view, kind, "SMEM", plan.elements_per_access, aligned, where)
-
-
-def through_tiles(
-    view: smem.SmemView,
-    layout: Placement,
-    kind: Kind,
-    where: Callable[[], str | None],
-) -> None:
-    """Warns of an access that computes the address of each element."""
-    notes.take(lambda: notes.by_element(view, layout, kind))
-    if _is_internal(view):
-        return
-    warn(
-        f"a {kind} of a part of a tiled SMEM array cuts through its tiles",
-        "an address is computed for each element",
-        f"{notes.described(view)}, {view.layout.description}",
-        "start at multiples of the tile and take whole tiles: write a dynamic start as "
-        "a product, or as plgpu.multiple_of(start, rows)",
-        where,
-    )
+    note = (by_element_note if by_element else _of_view)(view, layout, kind)
+    notes.take(lambda: note)
+    if warns:
+        _too_large(view, layout, where)
+        _warn_of(note, f"{note.got} in {describe(layout)}", where)
 
 
 def copied_by_threads(
-    plan: ThreadCopy, view: gmem.GmemView, where: Callable[[], str | None]
+    plan: ThreadCopy, view: gmem.GmemView, where: Line, rows: int | None = None
 ) -> None:
-    """Notes a copy by threads, and warns if its parts are too narrow for cp.async."""
-    notes.take(lambda: notes.copy(plan, view))
-    if plan.is_asynchronous:
-        return
-    width = plan.chunk_bytes
-    warn(
-        f"threads copy a part of GMEM {width} byte{'s' * (width > 1)} at a time",
-        f"{_WIDEST_BYTES // width} times as many instructions as 16 bytes at a time, "
-        "through registers",
-        notes.described(view),
-        "start and end rows at multiples of 4 bytes, or of 16 bytes for TMA: pad the "
-        "array's minor dimension",
-        where,
+    """Notes a copy by threads, and warns if its parts are too narrow for cp.async.
+
+    Args:
+      rows: how many rows of the view, for each of which the plan is; None: it is whole.
+    """
+    what, chunks = described(view), plan.chunks
+    if rows is not None:
+        what, chunks = f"{rows} rows of {what}", chunks * rows
+    note = Copy(what, plan.chunk_bytes, plan.is_asynchronous, chunks)
+    notes.take(lambda: note)
+    if not plan.is_asynchronous:
+        _warn_of(note, note.got, where)
+
+
+def _warn_of(note: Note, got: str, where: Line) -> None:
+    """Warns of what a note says, if it is slow."""
+    if (found := note.verdict).hint is not None:
+        warn(found.what, got, found.hint, where)
+
+
+# --- the notes of accesses and moves --------------------------------------------------
+
+
+def _of_view(
+    view: smem.SmemView | gmem.GmemView, layout: Placement, kind: Kind
+) -> Access:
+    """The note of an access by vectors or matrices."""
+    if isinstance(view, gmem.GmemView):
+        return _of_gmem(view, layout, kind)
+    plan = smem.plan(view, layout, kind)
+    wide = smem.plan(view, layout, kind, aligned=True)
+    itemsize = dtypes.stored_bits(view.dtype) / 8
+    wavefronts = WARPS * len(plan.instructions) * plan.wavefronts_per_access
+    return Access(
+        kind,
+        "SMEM",
+        described(view),
+        _shared_instruction(plan),
+        math.ceil(plan.elements_per_access * itemsize),
+        math.ceil(wide.elements_per_access * itemsize),
+        plan.wavefronts_per_access,
+        plan.ideal_wavefronts,
+        wavefronts * rates.SMEM_WAVEFRONT,
+        tolerated=_TOLERATED_WITH_PADDING if padding.is_padded(layout) else 1.0,
+        is_internal=view.internal,
     )
 
 
-def in_many_rounds(
-    wanted_bytes: int, scratch_bytes: int, where: Callable[[], str | None]
-) -> None:
+def _shared_instruction(plan: AccessPlan) -> str:
+    if plan.method == "matrix":
+        return "ldmatrix" if plan.kind == "load" else "stmatrix"
+    return "ld.shared" if plan.kind == "load" else "st.shared"
+
+
+def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
+    bits = dtypes.stored_bits(view.dtype)
+    taken, aligned = gmem.access_widths(view, layout)
+    requests, window, cycles = gmem.requests(view, layout), view.window, None
+    if notes.current() is not None:
+        cycles = costs.gmem_access_cost(
+            window.shape, window.strides, layout, bits, window.start_multiple
+        )
+    few = math.prod(window.sizes) < WARP_LANES  # their latency counts
+    each: tuple[float | None, float] = (None, 1.0)
+    if requests is not None:
+        each = (
+            requests.sectors / requests.number,
+            requests.ideal_sectors / requests.number,
+        )
+    return Access(
+        kind,
+        "GMEM",
+        described(view),
+        "ld.global" if kind == "load" else "st.global",
+        math.ceil(taken * bits / 8),
+        math.ceil(aligned * bits / 8),
+        *each,
+        cycles or 0.0,
+        1.0 if requests is None or few else requests.wasted,
+    )
+
+
+def by_element_note(
+    view: Any, layout: Placement | None, kind: Kind, adjacent: int | None = None
+) -> Access:
+    """Returns the note of an access that computes the address of each element.
+
+    Args:
+      layout: of the array in registers; None for one element.
+      adjacent: how many of the elements that indices name are accessed at a time;
+        None: the elements are a part of an array.
+    """
+    in_smem = isinstance(view, smem.SmemView)
+    bits = dtypes.stored_bits(view.dtype)
+    cycles = 1.0
+    if layout is not None:
+        elements = layout.num_registers * layout.vector_length
+        moved = elements * WARPS * WARP_LANES * bits / 8 / rates.GMEM_BYTES_PER_CYCLE
+        cycles = costs.element_access_cost(layout, bits) / (adjacent or 1)
+        cycles = max(cycles, 0.0 if in_smem else moved)
+    unit = _BANK_BYTES_PER_WAVEFRONT if in_smem else rates.SECTOR_BYTES
+    width, what = max((adjacent or 1) * bits // 8, 1), described(view)
+    if adjacent is not None and layout is not None:
+        what = f"{list(layout.shape)} elements of {what}"
+    return Access(
+        kind,
+        "SMEM" if in_smem else "GMEM",
+        what,
+        ("ld" if kind == "load" else "st") + (".shared" if in_smem else ".global"),
+        width,
+        width,
+        None,
+        max(WARP_LANES * width / unit, 1.0),
+        cycles,
+        by_element=adjacent is None,
+        is_internal=in_smem and view.internal,
+    )
+
+
+def conversion(
+    x: Any, target: Placement, scratch_bytes: int, wanted_bytes: int
+) -> Conversion:
+    """Returns the note of a conversion of an array to another layout."""
+    bits = dtypes.bits(x.dtype)
+    cycles = costs.relayout_cost(x.layout, target, bits, scratch_bytes)
+    return Conversion(
+        f"{x.dtype}{list(x.shape)}",
+        describe(x.layout),
+        describe(target),
+        wanted_bytes,
+        cycles or 0.0,
+    )
+
+
+def exchange(wanted_bytes: int) -> Conversion:
+    """Returns the note of data that moves between threads through SMEM."""
+    moved = 2 * wanted_bytes / _BANK_BYTES_PER_WAVEFRONT * rates.SMEM_WAVEFRONT
+    return Conversion(
+        f"{wanted_bytes} bytes", "", "", wanted_bytes, moved + costs.EXCHANGE_CYCLES
+    )
+
+
+def described(view: Any) -> str:
+    """Returns dtype, part and shape of the array of a view."""
+    shape, starts = view.window.array_shape, view.window.starts
+    known = ", ".join(str(s) if isinstance(s, int) else "?" for s in starts)
+    dtype = dtypes.memory_dtype(view.dtype)
+    return f"{dtype}{list(view.window.sizes)} at ({known}) of shape {shape}"
+
+
+# --- other warnings -------------------------------------------------------------------
+
+
+def in_many_rounds(wanted_bytes: int, scratch_bytes: int, where: Line) -> None:
     """Warns of data that moves between threads through too little scratch."""
     warn(
-        "data moves between threads a little at a time",
+        "data moves between threads a little at a time: "
         f"{-(-wanted_bytes // scratch_bytes)} rounds, each with two barriers",
         f"{scratch_bytes} bytes of scratch for {wanted_bytes}",
         "leave more SMEM free, and reduction_scratch_bytes unset or larger",
@@ -129,92 +231,30 @@ def in_many_rounds(
     )
 
 
-def instead_of_wgmma(
-    reason: InsteadOfWgmma, operands: Sequence[Any], where: Callable[[], str | None]
-) -> None:
-    """Warns of a product by mma.sync that wgmma could compute."""
-    shown = " times ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
-    warn(
-        "a product is multiplied by mma.sync, which wgmma could multiply",
-        "each warp loads both operands to registers, and waits for each instruction",
-        f"{shown}; {reason.why}",
-        reason.hint,
-        where,
-    )
-
-
-def _is_internal(view: smem.SmemView | gmem.GmemView) -> bool:
-    return isinstance(view, smem.SmemView) and view.internal
-
-
-def _too_large(view: Any, layout: Placement, where: Callable[[], str | None]) -> None:
+def _too_large(view: Any, layout: Placement, where: Line) -> None:
     bits = max(dtypes.bits(view.dtype), 8)
     taken = layout.num_registers * layout.vector_length * bits // _REGISTER_BITS
     if taken > _MOST_REGISTERS:
         warn(
-            "an array is larger than the registers of a warpgroup",
-            f"{taken} registers of each thread, which has {_MOST_REGISTERS}: unless "
+            "an array is larger than the registers of a warpgroup: "
+            f"{taken} registers of each thread, which has {_MOST_REGISTERS}; unless "
             "elements are used one after the other, ptxas spills, which a warning "
             "after compilation then says",
-            notes.described(view),
+            described(view),
             "load it in parts, or use more warpgroups",
             where,
         )
 
 
-def _uncoalesced(
-    view: gmem.GmemView,
-    layout: Placement,
-    kind: Kind,
-    where: Callable[[], str | None],
-) -> None:
-    requests = gmem.requests(view, layout)
-    if requests is None or requests.wasted < _SCATTERED:
-        return
-    if requests.sectors < _SCATTERED * requests.ideal_sectors:
-        return
-    warn(
-        f"a {kind} of GMEM is not coalesced",
-        f"{requests.sectors / requests.ideal_sectors:g} times the bytes: an access of "
-        f"a warp takes {requests.sectors / requests.number:g} sectors of 32 bytes, and "
-        f"its elements would fit {requests.ideal_sectors / requests.number:g}",
-        f"{notes.described(view)} in {describe(layout)}",
-        "access adjacent elements along the minor dimension: give it more of the "
-        "block, or copy whole rows to SMEM and transpose there",
-        where,
-    )
-
-
-def _unaligned(
-    view: Any,
-    kind: Kind,
-    memory: str,
-    taken: int,
-    aligned: int,
-    where: Callable[[], str | None],
-) -> None:
-    if taken < aligned:
-        warn(
-            f"a {kind} of {memory} does not start at a known multiple of its width",
-            f"{aligned // taken} times as many instructions as an aligned one",
-            notes.described(view),
-            "start at a multiple; write a dynamic start as a product, or as "
-            f"plgpu.multiple_of(start, {aligned})",
-            where,
-        )
-
-
-def warn(
-    what: str, cost: str, got: str, hint: str, where: Callable[[], str | None]
-) -> None:
+def warn(what: str, got: str, hint: str, where: Line) -> None:
     """Emits a warning unless it has been shown for this line.
 
     What has no line is code of this package, which no user can change.
     """
     place = where()
-    if place is None:
+    if place is None or notes.is_on_trial():
         return
-    text = f"{what} ({place})\n  cost:  {cost}\n  got:   {got}\n  hint:  {hint}"
+    text = f"{what} ({place})\n  got:   {got}\n  hint:  {hint}"
     show(text, errors.PerformanceWarning, place)
 
 

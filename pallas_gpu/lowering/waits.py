@@ -35,8 +35,8 @@ def load(ctx: RuleContext, elements: int) -> None:
     if is_carried(ctx.op, body) or not _multiplies(body):
         return
     slow.warn(
-        "each iteration of a loop waits for what it loads from GMEM",
-        "the latency of memory in each iteration, unless other CTAs compute meanwhile",
+        "each iteration of a loop waits for what it loads from GMEM, for the latency "
+        "of memory unless other CTAs compute meanwhile",
         f"{elements} elements, and products in the same loop",
         HINT,
         lambda: ctx.op.where,

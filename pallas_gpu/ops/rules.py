@@ -38,11 +38,7 @@ def result_type(
     expected: str | None = None,
     what: str = "the result",
 ) -> jnp.dtype:
-    """Returns an element type.
-
-    Raises:
-      DTypeError: it is not one of those allowed.
-    """
+    """Returns an element type."""
     found = as_dtype(dtype)
     if found in allowed:
         return found  # type: ignore[return-value]
@@ -77,11 +73,7 @@ def check_operands(
     rows: str = "M",
     groups: str = "",
 ) -> tuple[int, int]:
-    """Returns K and N of (rows, K) and (groups K, N), or (groups N, K) if transposed.
-
-    Raises:
-      ShapeError: they are not the shapes of a product.
-    """
+    """Returns K and N of (rows, K) and (groups K, N), transposed: (groups N, K)."""
     deep, wide = (-1, -2) if transposed else (-2, -1)
     ranks = len(a.shape) == 2 or (rows == "..." and len(a.shape) > 0)
     ranks &= len(b.shape) == (3 if groups else 2)
@@ -95,13 +87,8 @@ def check_narrow(who: str, a: Any, b: Any, other: jnp.dtype, hint: str) -> None:
     """Raises DTypeError unless both are 8-bit floats, or both of another type."""
     types = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
     if not set(types) <= {*FLOAT8} and set(types) != {other}:
-        raise errors.DTypeError(
-            f"{who}: these element types are not supported",
-            expected="float8_e4m3fn or float8_e5m2 for each operand, or "
-            f"{other.name} for both",
-            got=f"{types[0].name} and {types[1].name}",
-            hint=hint,
-        )
+        wanted = "float8_e4m3fn or float8_e5m2 for each operand, or "
+        raise no_types(who, f"{wanted}{other.name} for both", a, b, hint=hint)
 
 
 def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:
@@ -114,15 +101,64 @@ def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:
     )
 
 
+def check_array(
+    who: str,
+    name: str,
+    x: Any,
+    shapes: Sequence[tuple[int, ...]],
+    each: str,
+    dtype: Any = None,
+) -> None:
+    """Checks an array's shape, one of several, and its element type, if it is given.
+
+    Args:
+      each: what its elements are, in the hint.
+    """
+    if tuple(x.shape) not in shapes:
+        *others, last = map(str, dict.fromkeys(map(tuple, shapes)))
+        raise errors.ShapeError(
+            f"{who}: the shape of {name} does not match",
+            expected=f"{', '.join(others)} or {last}" if others else last,
+            got=tuple(x.shape),
+            hint=each,
+        )
+    if dtype is not None and x.dtype != dtype:
+        wanted = jnp.dtype(dtype).name
+        raise errors.DTypeError(
+            f"{who}: {name} is not of type {wanted}",
+            expected=wanted,
+            got=jnp.dtype(x.dtype).name,
+            hint=f"convert it with astype(jnp.{wanted})",
+        )
+
+
 def check_bias(who: str, bias: Any, n: int) -> None:
     """Raises ShapeError unless a bias has a value for each column."""
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise errors.ShapeError(
-            f"{who}: the bias does not match the columns",
-            expected=f"({n},)",
-            got=tuple(bias.shape),
-            hint="it is added to each row of the result",
+    if bias is not None:
+        each = "it is added to each row of the result"
+        check_array(who, "the bias", bias, [(n,)], each)
+
+
+def as_int32(who: str, what: str, x: Any) -> jax.Array:
+    """Returns integers as int32; raises DTypeError for other arrays."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise errors.DTypeError(
+            f"{who}: {what} are not integers",
+            expected="int32, or another integer type",
+            got=x.dtype,
+            hint=f"{what}.astype(jnp.int32)",
         )
+    return x.astype(jnp.int32)
+
+
+def no_types(who: str, expected: str, *arrays: Any, hint: str = "") -> Exception:
+    """Returns the error that there is no kernel for the types of operands."""
+    return errors.DTypeError(
+        f"{who}: these element types are not supported",
+        expected=expected,
+        got=" and ".join(jnp.dtype(x.dtype).name for x in arrays if x is not None),
+        hint=hint or "convert the operands with astype",
+    )
 
 
 def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:
@@ -216,6 +252,13 @@ Strip = Annotated[int, expect.integer(1, hint="strip is a number of tiles, e.g. 
 Stages = Annotated[
     int, expect.integer(2, hint="four hide the latency of copies on an H200")
 ]
+# Rows, columns and depth of a tile of 16-bit types. wgmma: M is a multiple of 64, N at
+# most 256, K a multiple of 16; TMA's 16-byte rows and the swizzle need N in multiples
+# of 16.
+_NO_OTHERS = "the tensor core supports no others"
+TileM = Annotated[int, expect.multiple(64, hint=_NO_OTHERS)]
+TileN = Annotated[int, expect.multiple(16, 256, hint=_NO_OTHERS)]
+TileK = Annotated[int, expect.multiple(16, hint=_NO_OTHERS)]
 Array = Annotated[Any, array]
 Factor = Annotated[Any, expect.optional(number_or_array)]
 Interpret = Annotated[
@@ -245,21 +288,3 @@ def vary_alike(operands: Any) -> Any:
         return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
 
     return jax.tree.map(convert, operands) if union else operands
-
-
-def require_tile(what: str, m: int, n: int, k: int) -> None:
-    """Checks a tile of a product of 16-bit types by wgmma.
-
-    wgmma: M is a multiple of 64, N at most 256, K a multiple of 16; TMA's 16-byte rows
-    and the swizzle need N in multiples of 16.
-
-    Raises:
-      ArgumentError: the tensor core does not support it.
-    """
-    if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
-        raise errors.ArgumentError(
-            f"{what}: the tensor core does not support this tile",
-            expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
-            got=f"tile_m={m}, tile_n={n}, tile_k={k}",
-            hint=f"start from {what}()",
-        )

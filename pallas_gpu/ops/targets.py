@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
+
+# What the kernels for a target need, which later ones may not have.
+_FEATURES = {
+    arch.SM_90A: arch.Feature.WGMMA,
+    arch.SM_100A: arch.Feature.TCGEN05,
+}
 
 
 def chosen(compiler_params: plgpu.CompilerParams | None) -> arch.GpuTarget:
@@ -22,6 +30,32 @@ def chosen(compiler_params: plgpu.CompilerParams | None) -> arch.GpuTarget:
     if (offline := plgpu.offline.current_target()) is not None:
         return arch.target(offline)
     return _attached()
+
+
+def require(
+    who: str,
+    config: Any,
+    compiler_params: plgpu.CompilerParams | None,
+    needed: Mapping[type, arch.Feature],
+) -> None:
+    """Checks that a configuration is for the target of the parameters.
+
+    Args:
+      needed: what the kernel of each type of configurations needs.
+    """
+    given = None if compiler_params is None else compiler_params.target
+    if given is None or arch.target(given).has(needed[type(config)]):
+        return
+    names = {
+        target.name: [f"{k.__name__}(...)" for k, x in needed.items() if x is feature]
+        for target, feature in _FEATURES.items()
+    }
+    raise errors.ArgumentError(
+        f"{who}: the configuration is for another target",
+        expected=", ".join(f"{' or '.join(x)} for {name}" for name, x in names.items()),
+        got=f"{type(config).__name__} and target={given!r}",
+        hint="omit config or target",
+    )
 
 
 @functools.cache

@@ -49,6 +49,13 @@ def operands_of(p: Any, c: Any, rows: int) -> list[Any]:
     return [a, b, *[b] * p.epilogue.gated]
 
 
+def in_cluster(ref: Any, axis: str, count: int) -> list[Any]:
+    """Returns an array in SMEM of each block along an axis of the cluster."""
+    if count == 1:
+        return [ref]
+    return [plgpu.cluster_ref(ref, {axis: i}) for i in range(count)]
+
+
 def persistent_blocks(plane: tuple[int, ...], cluster_size: int) -> int:
     """Returns the blocks, one per SM, that loop over a plane of tiles of clusters.
 

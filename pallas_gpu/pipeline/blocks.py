@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import scope
@@ -19,7 +20,7 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     loop_axis,
 )
-from pallas_gpu.primitives import _engines
+from pallas_gpu.primitives import _engines, mbarrier, registers, tma
 from pallas_gpu.primitives.indices.facts import Fact
 
 
@@ -40,8 +41,8 @@ class Stream:
       name: the body's name of the block.
       position: maps the loop's indices to the arguments of the index map: the grid
         indices, and the references that it reads.
-      direct: whether the body accesses the block in GMEM, without a copy by TMA.
-      held: whether a `direct` block has a buffer in SMEM, which threads copy.
+      direct: whether the body accesses the block in GMEM, without a copy.
+      by_elements: whether elements share bytes with others: they are loaded and stored.
     """
 
     ref: Any
@@ -51,7 +52,7 @@ class Stream:
     name: str = ""
     position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
-    held: bool = False
+    by_elements: bool = False
 
     @property
     def buffered(self) -> bool:
@@ -101,9 +102,6 @@ class Stream:
 
         An index that is a sum of multiples of positions determines them if each
         multiple exceeds what the smaller ones add up to, like the digits of a number.
-
-        Args:
-          sizes: the axes of the loop that change the block, and their sizes.
         """
         entries = self.spec.block_shape or ()
         slope = {axis: self._steps(axis) for axis in sizes}
@@ -162,16 +160,7 @@ class Stream:
             scope.called_from(self.spec.index_map, copy)
 
     def require_block_indices(self, axis: int, size: int) -> None:
-        """Refuses an index in elements, whose last block is outside of the array.
-
-        Args:
-          axis: of the loop.
-          size: of that axis.
-
-        Raises:
-          OutOfBoundsError: the index grows by the block's size with the position, and
-            blocks at the end of the axis are outside of the array.
-        """
+        """Refuses an index in elements, whose last block is outside of the array."""
         shape, index_map = self.spec.block_shape, self.spec.index_map
         if shape is None or index_map is None or self.spec.oob_fill_mode is not None:
             return
@@ -197,11 +186,7 @@ class Stream:
     # --- its buffers ------------------------------------------------------------------
 
     def require_smem(self) -> None:
-        """Refuses a whole array that no target's SMEM can hold.
-
-        Raises:
-          OutOfResources: there is no block shape, and the array is larger.
-        """
+        """Refuses a whole array that no target's SMEM can hold."""
         target = arch.target(arch.DEFAULT_TARGET)
         limit = types.SMEM.budget(target)
         elements = math.prod(self.ref.shape)
@@ -227,19 +212,11 @@ class Stream:
         shape = (slots, *self.block_shape)
         return types.ScratchType(types.SMEM, shape, dtype, storage)
 
-    def where_it_fits(self, indices: Sequence[Any], by_threads: bool) -> Stream:
+    def where_it_fits(self, indices: Sequence[Any]) -> Stream:
         """Returns the stream, `direct` if the body can access its blocks in GMEM.
 
         It can where TMA cannot copy them and the body needs no buffer. If it does,
-        `copy_gmem_to_smem` and `copy_smem_to_gmem` copy them by threads.
-
-        Args:
-          indices: a position of the loop.
-          by_threads: whether the threads that compute copy a block to a buffer, if
-            TMA cannot and the body needs one.
-
-        Raises:
-          LayoutError: nobody can copy such a block.
+        `copy_gmem_to_smem` and `copy_smem_to_gmem` copy them by threads, in bytes.
         """
         if not self.buffered:
             return self
@@ -250,20 +227,38 @@ class Stream:
             return self
         # The body may access elements outside of the array, or relies on transforms.
         needs_buffer = bool(self.spec.transforms) or self._may_exceed
-        filled = self.spec.oob_fill_mode is not None
-        if not needs_buffer or (by_threads and not filled):
-            return dataclasses.replace(self, direct=True, held=needs_buffer)
-        if of_threads is not None:
+        if not needs_buffer:
+            return dataclasses.replace(self, direct=True)
+        if of_threads is not None and self.spec.oob_fill_mode is not None:
             of_threads.what = f"{self.what}: {of_threads.what}"
             raise of_threads
-        return self
+        return dataclasses.replace(self, by_elements=of_threads is not None)
+
+    def load_elements(self, indices: Sequence[Any], buffer: Any, full: Any) -> None:
+        """Copies a block; elements outside of the array are 0."""
+        inside = self._inside(indices)
+        buffer[...] = registers.load(self.window(indices), mask=inside)
+        tma.commit_smem()
+        mbarrier.barrier_arrive(full)
+
+    def store_elements(self, buffer: Any, indices: Sequence[Any]) -> None:
+        """Stores the elements of a block that are inside of the array."""
+        view, inside = self.window(indices), self._inside(indices)
+        registers.store(view, (), buffer[...], mask=inside)
+
+    def _inside(self, indices: Sequence[Any]) -> Any:
+        """Returns which elements of a block are inside of the array, as bools."""
+        shape, squeezed = self.block_shape, self.spec.squeezed(len(self.sizes))
+        inside = jnp.ones(shape, bool)
+        starts = zip(self.starts(indices), self.ref.shape, squeezed, strict=True)
+        kept = [(start, n) for start, n, gone in starts if not gone]
+        for axis, (start, n) in enumerate(kept):
+            places = lax.broadcasted_iota(jnp.int32, shape, axis) + jnp.int32(start)
+            inside = inside & (places >= 0) & (places < n)
+        return inside
 
     def in_gmem(self) -> Stream:
-        """Returns the stream; the body accesses its blocks where they are.
-
-        Raises:
-          UnsupportedError: a block is padded.
-        """
+        """Returns the stream; the body accesses its blocks where they are."""
         whole = self.block_shape == tuple(self.ref.shape)
         if self.spec.block_shape is None or whole:
             return self
@@ -332,17 +327,7 @@ def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) 
 
 
 def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
-    """Returns the stream if its spec has an effect.
-
-    Args:
-      stream: an input or output of a pipeline.
-      output: which of the two.
-      multicast: whether the pipeline supports collective axes of inputs.
-
-    Raises:
-      MemorySpaceError: blocks in another memory.
-      UnsupportedError: a field of the spec that the pipeline does not use.
-    """
+    """Returns the stream if its spec has an effect."""
     spec = stream.spec
     if spec.memory_space not in (None, types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(

@@ -105,12 +105,7 @@ def positions(value: Any, what: str) -> dict[int, int]:
 def aliases(
     given: Mapping[int, int], args: Any, out_shape: Any, prefetched: int, name: str
 ) -> list[tuple[int, int]]:
-    """Returns pairs (argument, result) that are one array.
-
-    Raises:
-      ArgumentError: there is no such argument or result, or they differ in type, or
-        several arguments are one result.
-    """
+    """Returns pairs (argument, result) that are one array."""
     who = f"pallas_call {name}: input_output_aliases"
     ins, outs = leaves(args), jax.tree.leaves(out_shape)
     pairs = list(given.items())
@@ -143,12 +138,7 @@ def _type(x: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def check_prefetched(args: Sequence[Any], count: int, name: str) -> None:
-    """Checks the arguments that index maps read.
-
-    Raises:
-      ArgumentError: there are fewer.
-      ArgumentTypeError: one is not an array of integers.
-    """
+    """Checks the arguments that index maps read."""
     if count > len(args):
         raise errors.ArgumentError(
             f"pallas_call {name}: num_scalar_prefetch exceeds the arguments",

@@ -20,10 +20,9 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import scoped
-from pallas_gpu.pipeline import thread_copies
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.inputs import Inputs
-from pallas_gpu.pipeline.memory import Named, Steps, declarations, names
+from pallas_gpu.pipeline.memory import Steps, declarations, names
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.specialized.ring import Ring, Slot
 from pallas_gpu.pipeline.streams import Body, Streams
@@ -41,7 +40,6 @@ class Pipeline:
       streams: all its inputs and outputs.
       fixed, moving: inputs with buffers whose block is that of all steps, or changes.
       outputs: outputs with buffers.
-      held: inputs and outputs with a buffer for one block, which threads copy.
       team: the warpgroups; None: one.
     """
 
@@ -50,7 +48,6 @@ class Pipeline:
     fixed: Inputs
     moving: Inputs
     outputs: Outputs
-    held: Sequence[Stream]
     team: Team | None
 
     @classmethod
@@ -76,14 +73,12 @@ class Pipeline:
             Inputs(fixed, steps.shared, automatic, multicast),
             Inputs(moving, steps, team, multicast),
             Outputs(outputs, steps, team),
-            [s for s in (*streams.inputs, *streams.outputs) if s.held],
             team,
         )
 
     def memory(self) -> dict[str, Any]:
         """Returns all buffers and barriers, with their names."""
         return {
-            "held": [Named.blocks(stream, 1) for stream in self.held],
             "fixed": self.fixed.memory(),
             "moving": self.moving.memory(),
             "outputs": self.outputs.memory(),
@@ -182,8 +177,7 @@ class Pipeline:
     ) -> Any:
         ins, outs, team = self.moving, self.outputs, self.team
         steps, streams, written = ins.steps, self.streams, memory["outputs"]
-        held = {s: ref.at[0] for s, ref in zip(self.held, memory["held"], strict=True)}
-        constant = held | _of_each(self.fixed.streams, [x.buffers for x in shared])
+        constant = _of_each(self.fixed.streams, [x.buffers for x in shared])
 
         def iteration(step: Any, state: Any) -> Any:
             carry, visits = state
@@ -200,10 +194,7 @@ class Pipeline:
                 operands += streams.barriers(_of_each(ins.streams, full))
             if team is not None and team.manual_release:
                 operands += streams.barriers(_of_each(ins.streams, released))
-            thread_copies.fetch(held, streams.inputs, indices)
             carry = self.body.call(indices, operands, carry)
-            completes = functools.partial(outs.completes, step=step)
-            thread_copies.flush(held, streams.outputs, indices, completes)
             ins.release(released, step)
             outs.store(written, results, step)
             visits = outs.after(step, visits)

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.pipeline.loops import grid_sizes, nd_loop, planar_snake, unravel
+from pallas_gpu.pipeline.loops import grid_sizes, nd_loop, unravel
+from pallas_gpu.pipeline.specialized.tiles import TileSchedule
 from pallas_gpu.pipeline.team import Team
 from pallas_gpu.types.mesh import NUMBERED_AXIS
 
@@ -47,13 +47,7 @@ class Grid:
 
     @classmethod
     def of(cls, sizes: Any, params: types.CompilerParams, name: str) -> Grid:
-        """Returns the grid of a call.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: a size is not an integer or is negative; the
-            semantics do not match the axes.
-          UnsupportedError: the size of a parallel axis is not static.
-        """
+        """Returns the grid of a call."""
         sizes = grid_sizes(sizes, f"pallas_call {name}: grid")
         sequential = _sequential_axes(params, sizes, name)
         ctas = int(params.persistent) or None
@@ -76,12 +70,13 @@ class Grid:
 
     def _require_use_of(self, params: types.CompilerParams, name: str) -> None:
         """Refuses parameters that have no effect on the grid."""
-        lacking = None
+        lacking, instead = None, ""
         if params.persistent and not self.sequential:
             lacking = (
                 "persistent",
                 "an 'arbitrary' axis: its copies run ahead of a tile",
             )
+            instead = "; or split an axis: the steps of an 'arbitrary' one copy ahead"
         elif params.strip and len(self.parallel) < 2:
             lacking = "strip", "two parallel axes or more"
         if lacking is not None:
@@ -90,7 +85,7 @@ class Grid:
                 expected=lacking[1],
                 got=f"grid={self.sizes}, "
                 f"dimension_semantics={params.dimension_semantics}",
-                hint=f"leave {lacking[0]} out",
+                hint=f"leave {lacking[0]} out{instead}",
                 where=_jax.where_now(),
             )
 
@@ -172,18 +167,14 @@ class Grid:
         if self.strip is None:
             return unravel(self.tile, sizes)
         *batch, rows, columns = sizes
-        plane = np.int32(rows * columns)
-        within = lax.rem(self.tile, plane) if batch else self.tile
-        outer = unravel(lax.div(self.tile, plane), batch) if batch else ()
-        return (*outer, *planar_snake(within, (rows, columns), 1, self.strip))
+        plane, each = (rows, columns), math.prod(batch)
+        tiles = TileSchedule(plane, (1, 1), batch=each, minor=1, strip=self.strip)
+        outer, *place = tiles.position(self.tile)
+        return (*unravel(outer, batch), *place)
 
 
 def team_of(count: int | None, axis: str | None, grid: Grid, name: str) -> Team | None:
-    """Returns the warpgroups of a block: `count` that compute; None: one alone.
-
-    Raises:
-      ArgumentError: there is a number without a name, or a name without a number.
-    """
+    """Returns the warpgroups of a block: `count` that compute; None: one alone."""
     if count is None and axis is None:
         return None
     if count is None or axis is None:

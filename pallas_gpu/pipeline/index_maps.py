@@ -31,15 +31,6 @@ def block_index(
     """Returns the result of a spec's index map, one index per dimension of the array.
 
     Of a slice (`BoundedSlice`) it returns the start.
-
-    Args:
-      spec: the spec.
-      arguments: of the map: grid indices, then references that it may read.
-      rank: number of dimensions of the array.
-      what: name of the argument for error messages.
-
-    Raises:
-      ArgumentError, ArgumentTypeError: the map has the wrong results.
     """
     index_map = spec.index_map
     if spec.block_shape is None or index_map is None:
@@ -69,18 +60,7 @@ def index_jaxpr(
     rank: int,
     what: str,
 ) -> _jax.Jaxpr:
-    """Traces the index of a block as a function of the position of a loop.
-
-    Args:
-      spec, rank, what: as of `block_index`.
-      position: from the loop's indices to the arguments of the index map.
-      grid_rank: number of the loop's axes.
-
-    Raises:
-      ArgumentError, ArgumentTypeError: the map takes other arguments, or has the wrong
-        results.
-      ClosureError: it uses an array from the enclosing function.
-    """
+    """Traces the index of a block as a function of the position of a loop."""
     index_map = spec.index_map if spec.block_shape is not None else None
 
     def indices(*loop: Any) -> tuple[Any, ...]:
@@ -171,9 +151,6 @@ def facts_along(jaxpr: _jax.Jaxpr) -> list[Fact]:
     """Returns what is known of indices along the axes of a loop.
 
     The axes are named by `loop_axis`.
-
-    Args:
-      jaxpr: the result of `index_jaxpr`.
     """
     function, n = _Function(), len(jaxpr.constvars)
     region = region_of(_jax.convert_constvars_jaxpr(jaxpr))

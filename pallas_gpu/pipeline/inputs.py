@@ -135,10 +135,14 @@ class Inputs:
 
     def _copy(self, slot: Slot, i: int, step: Any, axes: Sequence[str] = ()) -> None:
         """Starts the copy of a block of input i, multicast along cluster axes."""
-        stream = self.streams[i]
+        stream, indices = self.streams[i], self.steps.indices(step)
+        if stream.by_elements:
+            place = indices, slot.buffers, slot.full
+            stream.at_index_map(functools.partial(stream.load_elements, *place))
+            return
         copy = functools.partial(
             tma.copy_gmem_to_smem,
-            stream.window(self.steps.indices(step)),
+            stream.window(indices),
             slot.buffers,
             slot.full,
             collective_axes=axes or None,

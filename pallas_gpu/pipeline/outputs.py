@@ -191,13 +191,7 @@ class Outputs:
         return memory[barrier].at[ring_index(step, self.steps.slots)]
 
     def store(self, memory: dict[str, Any], refs: Sequence[Any], step: Any) -> None:
-        """Starts the copies of the blocks that a step completes.
-
-        Args:
-          memory: buffers and barriers.
-          refs: the buffers of the step.
-          step: the step.
-        """
+        """Starts the copies of the blocks that a step completes."""
         if self.moving:
             tma.commit_smem()
             copies = functools.partial(self._store, refs, step)
@@ -208,13 +202,7 @@ class Outputs:
         for stream, ref in zip(self.streams, refs, strict=True):
             if self._fixed(stream):
                 continue
-            complete = self.completes(stream, step)
-            tma.copy_smem_to_gmem(
-                ref,
-                stream.window(here),
-                predicate=None if complete is True else complete,
-                commit_group=False,
-            )
+            _copy(stream, ref, here, self.completes(stream, step))
         tma.commit_smem_to_gmem_group()
 
     def after(self, step: Any, visits: Visits) -> Visits:
@@ -238,12 +226,30 @@ class Outputs:
 
     def _store_last(self, memory: dict[str, Any]) -> None:
         count, first = self.steps.count, self.steps.shared.indices(0)
-        written = None if isinstance(count, int) else count > 0
+        written = True if isinstance(count, int) else count > 0
         for stream, buffer in zip(self.streams, memory["buffers"], strict=True):
             if self._fixed(stream) and not (isinstance(count, int) and count == 0):
-                tma.copy_smem_to_gmem(
-                    buffer.at[0], stream.window(first), predicate=written
-                )
+                _copy(stream, buffer.at[0], first, written, commit_group=True)
         tma.wait_smem_to_gmem(
             0, wait_read_only=self.team is not None and self.team.last
         )
+
+
+def _copy(
+    stream: Stream,
+    buffer: Any,
+    indices: Sequence[Any],
+    needed: Any,
+    *,
+    commit_group: bool = False,
+) -> None:
+    """Starts the copy of a block, if it is needed."""
+    if stream.by_elements:
+        control.when(needed)(lambda: stream.store_elements(buffer, indices))
+        return
+    tma.copy_smem_to_gmem(
+        buffer,
+        stream.window(indices),
+        predicate=None if needed is True else needed,
+        commit_group=commit_group,
+    )

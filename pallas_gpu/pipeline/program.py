@@ -50,12 +50,7 @@ class Program:
         return f"pallas_call {self.name}"
 
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
-        """Runs the body at all steps of this CTA.
-
-        Args:
-          refs: references in GMEM: prefetched arguments, other ones, results.
-          in_tree, out_tree: structures of the body's arguments for the last two.
-        """
+        """Runs the body at all steps of this CTA."""
         depth = self.params.max_concurrent_steps
         if self.grid.sequential:
             check_depth(self.who, depth, (*self.spec.in_specs, *self.spec.out_specs))
@@ -136,8 +131,7 @@ class Program:
             if i >= n_in:
                 self._require_own_block(everywhere)
         first = [jnp.int32(0)] * rank
-        alone = self.team is None
-        fitting = [stream.where_it_fits(first, alone) for stream in streams]
+        fitting = [stream.where_it_fits(first) for stream in streams]
         for stream in fitting:
             stream.require_smem()
         return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
@@ -156,13 +150,6 @@ class Program:
 
         That is certain where the index is static and nothing orders the CTAs. The
         emulator finds the other cases, as races.
-
-        Args:
-          jaxpr: the traced body of the kernel.
-          results: its references to the results.
-
-        Raises:
-          ArgumentError: there is such a store.
         """
         specs = zip(results, self.spec.out_specs, strict=True)
         n_in = len(self.spec.in_specs)

@@ -81,19 +81,7 @@ def streams_of(
     *,
     multicast: bool,
 ) -> Streams:
-    """Returns the inputs and outputs of a pipeline.
-
-    Args:
-      body: of the pipeline.
-      refs: references in GMEM, inputs first.
-      in_specs, out_specs: a pytree of block specs for each argument.
-      grid_rank: number of the grid's axes.
-      multicast: whether inputs may have collective axes.
-
-    Raises:
-      ArgumentError: references and specs do not match.
-      MemorySpaceError, UnsupportedError: a spec has a field without effect.
-    """
+    """Returns the inputs and outputs of a pipeline."""
     n_in = len(in_specs)
     if len(refs) != n_in + len(out_specs):
         raise errors.ArgumentError(
@@ -174,12 +162,7 @@ class Body:
     has_carry: bool
 
     def call(self, indices: Any, operands: Sequence[Any], carry: Any) -> Any:
-        """Calls the body for a step; returns the next carry.
-
-        Raises:
-          ArgumentTypeError: its signature does not match.
-          KernelError: it returns a value, and there is no carry.
-        """
+        """Calls the body for a step; returns the next carry."""
         last = (carry,) if self.has_carry else ()
         result = scope.call(self.who, self.function, indices, *operands, *last)
         if not self.has_carry:

@@ -101,9 +101,6 @@ def compute_registers(who: str, compute_wgs: int, memory_registers: int) -> int:
 
     They share what the memory warpgroup leaves of the registers with which the block
     was launched: `setmaxnreg.inc` waits for ever for more.
-
-    Raises:
-      ArgumentError: there is nothing to share.
     """
     warpgroups = compute_wgs + 1
     share = arch.SM_90A.registers_per_sm // (WARPGROUP_THREADS * warpgroups)

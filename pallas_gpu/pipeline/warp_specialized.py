@@ -82,17 +82,12 @@ def emit_pipeline_warp_specialized(
       body: `body(indices, *inputs, *outputs, *produced, *consumed)`, with a last
         argument `carry` if there is a `compute_context`; it then returns the next
         carry.
-      grid: sizes of the axes: ints or i32 scalars of the kernel.
+      grid, out_specs, max_concurrent_steps: as of `emit_pipeline`.
       memory_registers: registers per thread that the memory warpgroup keeps, a multiple
         of 8 from 24 to its share of the block's; the others divide what it releases. 40
         is sufficient for most.
-      in_specs: block specs of the inputs; each may be a pytree of them, or None. The
-        field `delay_release=d` releases a block d steps later, for products that the
-        body has not waited for; after the last step the pipeline waits for those of
-        `wgmma`.
-        `collective_axes` names cluster axes along which the copies are multicast.
-      out_specs: block specs of the outputs.
-      max_concurrent_steps: number of buffers of each block that changes.
+      in_specs: as of `emit_pipeline`; `collective_axes` names cluster axes along which
+        the copies are multicast.
       wg_axis: the kernel's thread axis.
       num_compute_wgs: number of warpgroups that compute, one less than the block has.
       pipeline_state: START, STEADY, ... STOP (`PipelinePipeline`, or an i32 scalar) for

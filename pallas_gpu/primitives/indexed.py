@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
@@ -58,7 +58,7 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
-    """Returns a mask in the shape of an access; None if there is none."""
+    """Returns a mask in the shape of an access; None if it leaves out nothing."""
     if mask is None:
         return None
     mask = value_rules.array(mask, f"{who}: the mask")
@@ -76,7 +76,38 @@ def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
             got=f"{mask.shape}",
             hint="index the reference as the mask, or add axes: mask[:, None]",
         )
+    known = _constant(mask)
+    if known is not None and known.all():
+        return None
     return mask if mask.shape == shape else jnp.broadcast_to(mask, shape)
+
+
+def _constant(x: Any) -> np.ndarray | None:
+    """Returns a value that ranges and numbers determine, if it is not large."""
+    x = _jax.known_value(x)
+    if np.size(x) > _MAX_CONSTANT:
+        return None
+    if not _jax.is_tracer(x):
+        return np.asarray(x)
+    if isinstance(number := getattr(x, "val", None), _jax.Literal):
+        return np.asarray(number.val)
+    made = _jax.producer(x)
+    if made is None or made.primitive.name not in _OF_CONSTANTS:
+        return None
+    operands = []
+    for operand in made.operands:
+        value = _constant(operand)
+        if value is None:
+            return None
+        operands.append(value)
+    with jax.ensure_compile_time_eval():
+        return np.asarray(made.primitive.bind(*operands, **made.params))
+
+
+_MAX_CONSTANT = 4096
+_OF_CONSTANTS = ("iota", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "add",
+                 "sub", "mul", "convert_element_type", "reshape",
+                 "broadcast_in_dim")  # fmt: skip
 
 
 def broadcasts(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -132,8 +132,8 @@ def load(
             hint="pass mask=..., or omit `other`",
         )
     view = types.as_view(src)
+    mask = indexed.mask_of(mask, view.shape, who)
     if mask is not None or not view.is_window:
-        mask = indexed.mask_of(mask, view.shape, who)
         other = None if other is None else types.stored(other, view, "`other`")
         return indexed.load(view, mask, other, layout)
     return ops.bind(load_p, {"src": src}, layout=layout, optimized=optimized)
@@ -194,10 +194,10 @@ def store(
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
     view = types.as_view(dst.at[() if idx is None else idx])
+    mask = indexed.mask_of(mask, view.shape, who)
     if mask is None and (optimized is None or not view.is_window):
         view.set(value)
         return
-    mask = indexed.mask_of(mask, view.shape, who)
     value = types.stored(value, view)
     if mask is not None:
         indexed.store(view, value, mask)

@@ -11,7 +11,7 @@ branches and scopes; a pass says only what becomes of an equation.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -103,16 +103,17 @@ class Rewrite:
     def _read(
         self, eqns: list[_jax.JaxprEqn], results: Sequence[Any]
     ) -> list[_jax.JaxprEqn]:
-        read, kept = set(_variables(results)), []
+        read, kept = set(variables(results)), []
         for eqn in reversed(eqns):
             if read.isdisjoint(eqn.outvars) and self.is_dropped_unread(eqn):
                 continue
             kept.append(eqn)
-            read.update(_variables(eqn.invars))
+            read.update(variables(eqn.invars))
         return kept[::-1]
 
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """Returns operands without the literals."""
     return [x for x in atoms if not isinstance(x, _jax.Literal)]
 
 

@@ -114,7 +114,7 @@ def _warn_of_spills(build: Build, compiled: offline_compiler.CompiledModule) -> 
         where = where if site is None else site.where
         each = f" in an iteration of the loop{f' at {loop.where}' if loop else ''}"
     slow.warn(
-        f"kernel {build.name} spills registers{' in a loop' * bool(each)}",
+        f"kernel {build.name} spills registers{' in a loop' * bool(each)}: "
         f"{stored} bytes stored and {loaded} bytes loaded by each thread{each}",
         f"{used.registers_per_thread} registers per thread on {used.target}",
         "plgpu.explain estimates the time that this takes, and says what helps",

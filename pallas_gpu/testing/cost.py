@@ -74,13 +74,16 @@ class Estimate:
     reason: str = ""
 
 
-def estimate(build: Build, config: Any = None, more_slots: int = 0) -> Estimate:
+def estimate(
+    build: Build, config: Any = None, more_slots: int = 0, more_ctas: int = 0
+) -> Estimate:
     """Estimates the time of a kernel whose memory is planned.
 
     Args:
       build: the kernel after the stage `plan`.
       config: for the result.
       more_slots: as if each ring of buffers had that many more.
+      more_ctas: as if that many more were resident on an SM.
     """
     params, target = build.params, build.target
     assert isinstance(target, arch.GpuTarget)
@@ -93,6 +96,7 @@ def estimate(build: Build, config: Any = None, more_slots: int = 0) -> Estimate:
         mean.add(work, 1 / len(each))
     registers = max(count for _, _, _, count in each)
     ctas_per_sm = min(residency.ctas_per_sm, target.registers_per_sm // registers)
+    ctas_per_sm += more_ctas
     resident = max(target.sm_count * ctas_per_sm, 1)
     # One CTA after the other on each SM; those that are resident at once overlap.
     on_one_sm = math.ceil(ctas / target.sm_count)

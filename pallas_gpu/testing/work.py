@@ -19,11 +19,8 @@ from pallas_gpu.program.build import region_of
 from pallas_gpu.program.flow import Flow
 from pallas_gpu.program.nodes import Access, Constant, Kind, Op, Operand, Region, Value
 
-# Longer loops, and loops without a known end, are counted by one step of theirs.
+# Of longer loops these steps are followed; one without a known end counts as a step.
 _MOST_STEPS = 4096
-_STEPS_ONE_BY_ONE = 4
-# Of other loops the work of some steps is counted: that of the others is like theirs.
-_SAMPLED_STEPS = 3
 # The instruction of a warpgroup reads 64 rows of A (PTX ISA, wgmma.mma_async).
 _WGMMA_ROWS = 64
 # A wgmma of few columns takes as long as one of these. Estimate.
@@ -120,6 +117,10 @@ class Memory:
     num_bytes: float
 
 
+# What is known of the inputs of a loop's step, and the conditions of its branches.
+_Step = tuple[Sequence[Any], tuple[Any, ...]]
+
+
 class Counter(Flow[Any]):
     """Counts the work of one warpgroup at a position of the launch.
 
@@ -201,40 +202,58 @@ class Counter(Flow[Any]):
         n = len(op.carries)
         of_condition, of_body = (self._inputs(op, i) for i in range(2))
         first, consts = of_body[len(of_body) - n :], of_body[: len(of_body) - n]
-        # First the carries of all steps, then the work of some of them.
-        carries = [first]
+        kept = of_condition[: len(of_condition) - n]
         needed = _needed(body)
-        while len(carries) <= _MOST_STEPS:
-            kept = of_condition[: len(of_condition) - n]
-            _, (goes_on,) = self._counted(condition, [*kept, *carries[-1]])
+        steps: list[_Step] = []
+        carry: Sequence[Any] = first
+        while len(steps) <= _MOST_STEPS:
+            _, (goes_on,) = self._counted(condition, [*kept, *carry])
             if goes_on is None:
-                self._work.add(self._counted(body, [*consts, *first])[0])
-                return [None] * len(op.results)
-            if not goes_on:
                 break
-            carries.append(self._counted(needed, [*consts, *carries[-1]])[1])
-        *starts, last = carries
-        sampled = _sampled(starts)
-        for start in sampled:
-            work, _ = self._counted(body, [*consts, *start])
-            self._work.add(work, len(starts) / len(sampled))
-        return last
+            if not goes_on:
+                self._add_steps(body, steps)
+                return carry
+            _, results = self._counted(needed, [*consts, *carry])
+            steps.append(([*consts, *carry], tuple(results[n:])))
+            carry = results[:n]
+        self._work.add(self._counted(body, [*consts, *first])[0])
+        return [None] * len(op.results)
 
     def _for(self, op: Op) -> Sequence[Any]:
         (body,), length = op.regions, op.params["length"]
-        inputs, n = self._inputs(op, 0), len(op.carries)
-        one_by_one = length if length <= _STEPS_ONE_BY_ONE else 1
-        for step in range(min(one_by_one + 1, length)):
-            rest = step == one_by_one
-            if rest:
-                for i, _ in op.carries:
-                    inputs[i] = None if _is_number(inputs[i]) else inputs[i]
-            work, results = self._counted(body, inputs)
-            self._work.add(work, length - one_by_one if rest else 1)
+        inputs, needed = self._inputs(op, 0), _needed(body)
+        steps: list[_Step] = []
+        for _ in range(min(length, _MOST_STEPS)):
+            _, results = self._counted(needed, inputs)
+            steps.append((inputs, tuple(results[len(body.results) :])))
+            inputs = list(inputs)
             for i, j in op.carries:
                 inputs[i] = results[j]
-        carried = [inputs[i] for i, _ in op.carries]
-        return [*carried, *[None] * (len(op.results) - n)]
+        self._add_steps(body, steps, length)
+        carried = [inputs[i] if length <= _MOST_STEPS else None for i, _ in op.carries]
+        return [*carried, *[None] * (len(op.results) - len(op.carries))]
+
+    def _add_steps(
+        self,
+        body: Region,
+        steps: Sequence[_Step],
+        number: int | None = None,
+    ) -> None:
+        """Adds the work of a loop's steps.
+
+        One step is counted for all that take the same branches, that in their middle.
+
+        Args:
+          steps: inputs, and conditions of the branches.
+          number: of all steps, if there are more.
+        """
+        alike: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
+        for inputs, conditions in steps:
+            alike.setdefault(conditions, []).append(inputs)
+        for group in alike.values():
+            work, _ = self._counted(body, group[len(group) // 2])
+            share = 1.0 if number is None else number / len(steps)
+            self._work.add(work, len(group) * share)
 
     # --- what costs something ---------------------------------------------------------
 
@@ -317,24 +336,19 @@ def macs_per_cycle(bits: int) -> float:
 
 
 def _needed(region: Region) -> Region:
-    """Returns a region without the operations on which no scalar result depends."""
-    wanted = {x for x in region.results if x.shape == ()}
+    """Returns what computes the scalar results of a region.
+
+    Its results are followed by the conditions of branches.
+    """
+    conditions = [op.inputs[0] for op in region.ops if op.kind is Kind.IF]
+    wanted = {x for x in region.results if x.shape == ()} | set(conditions)
     found = []
     for op in reversed(region.ops):
         if wanted.intersection(op.results):
             found.append(op)
             wanted.update(op.inputs)
-    return dataclasses.replace(region, ops=tuple(found[::-1]))
-
-
-def _sampled(steps: Sequence[Any]) -> list[Any]:
-    """Returns some of the steps, the first, the middle and the last included."""
-    if len(steps) <= _SAMPLED_STEPS:
-        return list(steps)
-    last = len(steps) - 1
-    return [
-        steps[round(i * last / (_SAMPLED_STEPS - 1))] for i in range(_SAMPLED_STEPS)
-    ]
+    results = (*region.results, *conditions)
+    return dataclasses.replace(region, ops=tuple(found[::-1]), results=results)
 
 
 # --- values ---------------------------------------------------------------------------

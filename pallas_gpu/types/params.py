@@ -91,12 +91,12 @@ def _ctas(value: Any, what: str) -> bool | int:
 
 @expect.arguments(
     None,
-    "warps and stages are not parameters of the compiler: pass num_threads=..., a "
-    "number of warpgroups, to kernel or pallas_call, and max_concurrent_steps=... for "
-    "the buffers of a pallas_call",
+    "warps are not a parameter of the compiler: pass num_threads=..., a number of "
+    "warpgroups, to kernel or pallas_call",
     dimension_semantics=expect.optional(_semantics),
     max_concurrent_steps=expect.integer(1, unit="steps"),
     block_memory_space=expect.optional(memory_space),
+    num_stages=expect.optional(expect.integer(1, unit="stages")),
     persistent=_ctas,
     strip=expect.optional(expect.integer(1, unit="tiles")),
     reduction_scratch_bytes=expect.optional(
@@ -126,6 +126,11 @@ class CompilerParams:
         changes along "arbitrary" axes; copies run up to this many steps ahead.
       block_memory_space: `pallas_call` only: memory of blocks whose `BlockSpec` names
         none. GMEM: the body accesses them there, as in Triton. None: SMEM.
+      num_stages: of loops of the body with products of what they load from GMEM: the
+        copies ahead of `plgpu.loop(..., num_stages=)`, of loads of 2 KiB or more, also
+        in `lax.fori_loop`; a loop that can not have them stays as it is, and
+        `plgpu.explain` says why. 1: none. None: as many as leave an SM its blocks, in
+        loops of one warpgroup.
       persistent: `pallas_call` only: launch this many CTAs, with True one for each SM;
         CTA i of n has the positions i, i + n, i + 2n … of the parallel axes, one after
         another. With `num_threads` the copies for the next position start while the
@@ -167,6 +172,7 @@ class CompilerParams:
     dimension_semantics: Sequence[str] | None = None
     max_concurrent_steps: int = 1
     block_memory_space: MemorySpace | None = None
+    num_stages: int | None = None
     persistent: bool | int = False
     strip: int | None = None
     unsafe_no_auto_barriers: bool = False

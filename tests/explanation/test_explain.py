@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import errors, offline, ops
 from pallas_gpu.__main__ import main
 from pallas_gpu.explanation.report import SCHEMA_VERSION
 from pallas_gpu.runtime import stages
@@ -105,6 +105,50 @@ def test_every_kernel_of_a_function_is_explained_and_those_of_ops():
     assert product.facts["instruction"] == "wgmma"
     assert any(f.facts.get("path") == "TMA" for f in matmul.findings)
     assert softmax.bound == "memory"
+
+
+def test_gathered_rows_count_as_what_is_copied():
+    def body(x, rows, o):
+        @plgpu.loop(0, 64, init_carry=jnp.zeros((4, 1024)), num_stages=3)
+        def total(i, acc):
+            return acc + x[rows[i]]
+
+        o[plgpu.program_id(0)] = total
+
+    x = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
+    rows = jax.ShapeDtypeStruct((64, 4), jnp.int32)
+    out = jax.ShapeDtypeStruct((4096, 4, 1024), jnp.float32)
+    (kernel,) = plgpu.explain(plgpu.pallas_call(body, out, grid=4096))(x, rows).kernels
+    facts = {f.kind.id: f.facts for f in kernel.findings}
+    assert facts["copy"]["path"] == "cp.async"
+    assert facts["copy"]["bytes"] == 4 * 1024 * 4
+    assert facts["short-ring"]["bytes_per_iteration"] == 4 * 1024 * 4
+    assert facts["occupancy"]["bytes_under_way"] <= 50_000 * kernel.ctas_per_sm
+
+
+def test_what_indices_select_from_smem_is_not_called_slow():
+    def body(x, rows, o, table):
+        mine = plgpu.ds(plgpu.program_id(0) * 4096, 4096)
+        table[...] = x[...]
+        o[mine] = table[rows[mine]]
+
+    x, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (256, 1 << 20))
+    call = plgpu.pallas_call(
+        body, rows, grid=256, scratch_shapes=[plgpu.SMEM((256,), jnp.int32)]
+    )
+    (kernel,) = plgpu.explain(call)(x, rows).kernels
+    assert "access" in [f.kind.id for f in kernel.findings]
+    assert not kernel.slow
+
+
+def test_a_few_elements_of_a_column_are_no_warning(recwarn):
+    def body(table, o):
+        o[plgpu.program_id(0)] = table[:, plgpu.program_id(0)]
+
+    table = jax.ShapeDtypeStruct((8, 512), jnp.int32)
+    out = jax.ShapeDtypeStruct((512, 8), jnp.int32)
+    offline.lower(plgpu.pallas_call(body, out, grid=512), table)
+    assert not list(recwarn)
 
 
 def test_a_target_has_its_own_instructions():

@@ -18,24 +18,25 @@ BUDGETS = {
     "composites": 2400,
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14600,
-    # entry/plain: loops whose loads are copies ahead.
-    "entry": 7750,
+    # What an eager call compares, so that it need not look into the body again.
+    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves.
+    "entry": 8250,
     # plgpu.explain: the model, its findings, their report.
-    "explanation": 1320,
+    "explanation": 1275,
     "layouts": 10230,
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
     # With notes of what is emitted, which explain reads.
-    "lowering": 11560,
+    "lowering": 11400,
     # Sorting networks as one operation; votes, matches and shuffles of lanes.
     "emitters": 15150,
     "mosaic": 5390,
     # With ops/collectives: 2,200 lines.
-    "ops": 17980,
+    "ops": 17790,
     # With ops/collectives: 2,000 lines.
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     # Several tiles of a pallas_call in one CTA, and their order.
-    "pipeline": 4640,
+    "pipeline": 4220,
     # With what a dot_general asks for, which the emulator and the composites read;
     # votes, matches and shuffles of lanes.
     "primitives": 9450,
@@ -44,7 +45,7 @@ BUDGETS = {
     "runtime": 2820,
     # The second machine: types, primitives, checks, emulator, lowering, kernels;
     # references that are printed, get_global, empty references.
-    "sparsecore": 11000,
+    "sparsecore": 10900,
     "testing": 3300,
     "timeline": 775,
     "types": 6010,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ def test_a_rule_of_a_primitive_stands_in_the_file_of_its_family(
     kind: registry.RuleKind,
 ):
     found = {
-        primitive.name: Path(rule.__code__.co_filename).relative_to(FAMILIES).stem
+        primitive.name: Path(inspect.getfile(inspect.unwrap(rule)))
+        .relative_to(FAMILIES)
+        .stem
         for primitive, rule in registry.rules(kind).items()
     }
     assert found == {name: family_of(name) for name in found}

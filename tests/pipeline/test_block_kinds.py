@@ -264,7 +264,7 @@ EFFECTS = {
     "pallas_call.input_output_aliases": "tests/pipeline/test_aliases.py::"
     "test_what_the_body_does_not_store_keeps_its_value",
     "pallas_call.num_threads": "tests/pipeline/test_num_threads.py::"
-    "test_without_a_sequential_axis_no_warpgroup_is_added",
+    "test_the_memory_warpgroup_is_added_for_a_sequential_axis_and_keeps_few_registers",
     "pallas_call.thread_name": "tests/pipeline/test_num_threads.py::"
     "test_all_warpgroups_run_the_body_at_each_step",
     "pallas_call.debug": lambda: see.printed(CALL),

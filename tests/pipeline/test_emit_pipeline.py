@@ -417,21 +417,6 @@ def test_several_warpgroups_are_refused(x, o):
     plgpu.emit_pipeline(double, grid=(8,), in_specs=[ROWS], out_specs=[ROWS])(x, o)
 
 
-def test_inputs_and_outputs_may_be_pytrees():
-    def step(indices, x, y, o):
-        o["sum"][...] = x["a"][...] + x["b"][...] + y[...]
-
-    def body(a, b, y, o):
-        plgpu.emit_pipeline(
-            step, grid=(8,), in_specs=[{"a": ROWS, "b": ROWS}, ROWS],
-            out_specs=[{"sum": ROWS}], max_concurrent_steps=2,
-        )({"a": a, "b": b}, y, {"sum": o})  # fmt: skip
-
-    x = numbers()
-    got = everywhere.emulate(body, [x, x + 1, x], f32())
-    np.testing.assert_array_equal(got, 3 * x + 1)
-
-
 def test_the_pipeline_is_one_loop_whatever_its_length():
     """The trace does not grow with the number of steps or of buffers."""
 

@@ -51,11 +51,12 @@ def small(*shape):
     return values.astype(np.float16)
 
 
-def product(depth=3, delay=1, interpret=None, m=256, n=128, k=256, **options):
-    """Two warpgroups multiply halves of the rows of each block."""
+def product(interpret=None, threads=2, depth=3, delay=1, m=256, n=128, k=256, **params):
+    """The warpgroups, or the only one, multiply 64 rows each of a block's tile."""
+    rows = 64 * (threads or 1)
 
     def body(a, b, o, acc):
-        mine = plgpu.ds(lax.axis_index("wg") * 64, 64)
+        mine = plgpu.ds(0 if threads is None else lax.axis_index("wg") * 64, 64)
         plgpu.wgmma(acc, a.at[mine], b)
         plgpu.wgmma_wait(delay)
 
@@ -68,17 +69,20 @@ def product(depth=3, delay=1, interpret=None, m=256, n=128, k=256, **options):
             shape, index_map, transforms=TRANSFORMS, delay_release=delay
         )
 
-    make = called(
-        body, f32(m, n), grid=(m // 128, n // 64, k // 64), depth=depth,
-        semantics=("parallel", "parallel", "arbitrary"),
+    return plgpu.pallas_call(
+        body, f32(m, n), grid=(m // rows, n // 64, k // 64), interpret=interpret,
+        num_threads=threads, thread_name=threads and "wg",
         in_specs=[
-            spec((128, 64), lambda i, j, ki: (i, ki)),
+            spec((rows, 64), lambda i, j, ki: (i, ki)),
             spec((64, 64), lambda i, j, ki: (ki, j)),
         ],
-        out_specs=plgpu.BlockSpec((128, 64), lambda i, j, ki: (i, j)),
-        scratch_shapes=[plgpu.ACC((64, 64))], **options,
+        out_specs=plgpu.BlockSpec((rows, 64), lambda i, j, ki: (i, j)),
+        scratch_shapes=[plgpu.ACC((64, 64))],
+        compiler_params=plgpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            max_concurrent_steps=depth, **params,
+        ),
     )  # fmt: skip
-    return make(interpret)
 
 
 @pytest.mark.parametrize("semantics", ["parallel", "arbitrary"])
@@ -87,11 +91,14 @@ def test_all_warpgroups_run_the_body_at_each_step(semantics):
     everywhere.check(make, [numbers()], numbers() * 2)
 
 
-@pytest.mark.parametrize(("depth", "delay"), [(1, 0), (2, 1), (5, 1)])
-def test_a_product_of_two_warpgroups_loops_over_k(depth, delay):
+@pytest.mark.parametrize(
+    ("threads", "depth", "delay"),
+    [(2, 1, 0), (2, 2, 1), (2, 5, 1), (None, 1, 0), (None, 4, 0)],
+)
+def test_a_product_loops_over_k(threads, depth, delay):
     a, b = small(256, 256), small(256, 128)
     everywhere.check(
-        lambda interpret: product(depth, delay, interpret),
+        lambda interpret: product(interpret, threads, depth, delay),
         [a, b], a.astype(np.float32) @ b.astype(np.float32),
     )  # fmt: skip
 
@@ -104,18 +111,12 @@ def test_a_product_is_right_in_every_order_of_the_warpgroups():
     )
 
 
-def test_the_memory_warpgroup_keeps_few_registers():
+def test_the_memory_warpgroup_is_added_for_a_sequential_axis_and_keeps_few_registers():
     (report,) = plgpu.offline.lower(product(), small(256, 256), small(256, 128))
     assert "setmaxregister decrease 40" in report.mlir
     assert "setmaxregister increase 232" in report.mlir
-
-
-def test_without_a_sequential_axis_no_warpgroup_is_added():
     (report,) = plgpu.offline.lower(called(double)(None), numbers())
     assert "setmaxregister" not in report.mlir
-    (report,) = plgpu.offline.lower(called(double, semantics=["arbitrary"])(None),
-                                    numbers())  # fmt: skip
-    assert "setmaxregister" in report.mlir
 
 
 def test_one_warpgroup_with_a_name_has_a_memory_warpgroup_too():
@@ -156,12 +157,6 @@ def test_scratch_in_smem_is_shared_and_keeps_its_contents():
     everywhere.check(make, [numbers()], numbers().reshape(8, 8, 128).sum(0))
 
 
-def test_results_whose_block_changes_are_stored_when_all_have_written():
-    make = called(double, semantics=("arbitrary",), depth=3, threads=2)
-    call = make(plgpu.InterpretParams(schedules=6))
-    np.testing.assert_array_equal(call(numbers()), numbers() * 2)
-
-
 @pytest.mark.offline
 @pytest.mark.parametrize("row", pipelines.THREADED[::3])
 def test_products_stay_asynchronous_and_nothing_spills(row):
@@ -200,24 +195,6 @@ def test_results_may_be_pytrees_and_blocks_in_gmem(shape):
     got = make(None)({"x": x, "y": y})
     np.testing.assert_array_equal(got[0], x + y)
     np.testing.assert_array_equal(got[1], x - y)
-
-
-@pytest.mark.parametrize("steps", [0, 3, 8])
-def test_the_size_of_a_sequential_axis_may_be_traced(steps):
-    def call(n, x):
-        return called(
-            double, semantics=("arbitrary",), grid=n, input_output_aliases={0: 0}
-        )(None)(x)  # fmt: skip
-
-    expected = numbers()
-    expected[: 8 * steps] *= 2
-    np.testing.assert_array_equal(jax.jit(call)(steps, numbers()), expected)
-
-
-def test_vmap_adds_a_parallel_axis():
-    call = jax.jit(jax.vmap(called(double, semantics=("arbitrary",))(None)))
-    x = np.stack([numbers(), numbers() + 1])
-    np.testing.assert_array_equal(call(x), x * 2)
 
 
 def test_an_array_that_index_maps_read_is_read_by_the_memory_warpgroup():

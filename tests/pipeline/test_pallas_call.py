@@ -263,6 +263,12 @@ MISTAKES = {
     "unknown semantics": {
         "compiler_params": plgpu.CompilerParams(dimension_semantics=["serial"])
     },
+    "a delay of all buffers": {
+        "in_specs": [rows(delay_release=2)],
+        "compiler_params": plgpu.CompilerParams(
+            dimension_semantics=["arbitrary"], max_concurrent_steps=2
+        ),
+    },
     "a result of several CTAs without a spec": {"grid": (2, 3), "out_specs": None},
     "one block of several CTAs": {"grid": (2, 3), "out_specs": WHOLE},
     "rows of several CTAs": {"grid": (2, 3), "out_specs": rows(only_rows)},
@@ -289,16 +295,6 @@ def test_an_index_map_does_not_close_over_an_array(make):
     table = make([1, 0])
     spec = rows(lambda i: (table[i], 0))  # HERE
     check(add_one, [numbers()], numbers(), **IN_ROWS | {"in_specs": [spec]})
-
-
-@refused
-def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
-    def body(x, o):  # HERE
-        pass
-
-    x, spec = jnp.zeros((7, 3), jnp.int4), rows(shape=(4, 3))
-    threads = {"num_threads": 2, "thread_name": "wg"}
-    check(body, [x], x, in_specs=[spec], out_specs=spec, grid=2, **threads)
 
 
 @pytest.mark.parametrize("body", [lambda x, o: x[...], lambda x: None])  # HERE

@@ -3,56 +3,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import pallas_gpu as plgpu
-from tests.pipeline.test_num_threads import TRANSFORMS, small
+from tests.pipeline import test_num_threads
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
 from tests.support.refusal import refused
 
-SEQUENTIAL = ("parallel", "parallel", "arbitrary")
-
-
-def product(interpret=None, threads=2, m=384, n=192, k=192, **params):
-    """Tiles of 64 or 128 by 64, nine or eighteen of them."""
-    rows = 64 * (threads or 1)
-
-    def body(a, b, o, acc):
-        mine = plgpu.ds(0 if threads is None else lax.axis_index("wg") * 64, 64)
-        plgpu.wgmma(acc, a.at[mine], b)
-        plgpu.wgmma_wait(1)
-
-        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
-        def _():
-            o[mine] = acc[...]
-
-    def spec(shape, index_map):
-        return plgpu.BlockSpec(shape, index_map, transforms=TRANSFORMS, delay_release=1)
-
-    return plgpu.pallas_call(
-        body, f32(m, n), grid=(m // rows, n // 64, k // 64), interpret=interpret,
-        num_threads=threads, thread_name=threads and "wg",
-        in_specs=[
-            spec((rows, 64), lambda i, j, ki: (i, ki)),
-            spec((64, 64), lambda i, j, ki: (ki, j)),
-        ],
-        out_specs=plgpu.BlockSpec((rows, 64), lambda i, j, ki: (i, j)),
-        scratch_shapes=[plgpu.ACC((64, 64))],
-        compiler_params=plgpu.CompilerParams(
-            dimension_semantics=SEQUENTIAL, max_concurrent_steps=2, **params
-        ),
-    )  # fmt: skip
+product = functools.partial(test_num_threads.product, depth=2, m=384, n=192, k=192)
 
 
 def operands():
-    a, b = small(384, 192), small(192, 192)
+    a, b = (test_num_threads.small(*shape) for shape in ((384, 192), (192, 192)))
     return [a, b], a.astype(np.float32) @ b.astype(np.float32)
 
 

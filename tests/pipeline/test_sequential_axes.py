@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 
 ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
-TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def params(*semantics, depth=2):
@@ -30,37 +28,6 @@ def called(body, out, **options):
         return plgpu.pallas_call(body, out, interpret=interpret, **options)
 
     return make
-
-
-def small(*shape):
-    values = np.random.default_rng(0).integers(-4, 5, shape)
-    return values.astype(np.float16)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_a_product_loops_over_k(depth):
-    """A matrix product: parallel over blocks of the result, sequential over k."""
-
-    def product(a, b, o, acc):
-        plgpu.wgmma(acc, a, b)
-        plgpu.wgmma_wait(0)
-
-        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
-        def _():
-            o[...] = acc[...]
-
-    make = called(
-        product, f32(128, 128), grid=(2, 2, 4),
-        in_specs=[
-            plgpu.BlockSpec((64, 64), lambda i, j, k: (i, k), transforms=TRANSFORMS),
-            plgpu.BlockSpec((64, 64), lambda i, j, k: (k, j), transforms=TRANSFORMS),
-        ],
-        out_specs=plgpu.BlockSpec((64, 64), lambda i, j, k: (i, j)),
-        scratch_shapes=[plgpu.ACC((64, 64))],
-        compiler_params=params("parallel", "parallel", "arbitrary", depth=depth),
-    )  # fmt: skip
-    a, b = small(128, 256), small(256, 128)
-    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
 
 
 @pytest.mark.parametrize("semantics", ["arbitrary", "sequential"])
@@ -118,16 +85,3 @@ def test_vmap_adds_a_parallel_axis():
     )  # fmt: skip
     x = numbers(3, 64, 128)
     np.testing.assert_array_equal(jax.vmap(call)(x), x.reshape(3, 8, 8, 128).sum(1))
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def test_delay_release_needs_more_buffers_than_its_steps():
-    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), delay_release=2)
-    call = plgpu.pallas_call(
-        lambda x, o: None, f32(), grid=8, in_specs=[spec], out_specs=ROWS,
-        compiler_params=params("arbitrary"),
-    )  # fmt: skip
-    with pytest.raises(errors.ArgumentError, match="keeps all buffers in use"):
-        call(numbers())

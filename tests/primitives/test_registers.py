@@ -44,6 +44,26 @@ def test_store_takes_a_value_with_or_without_an_index(store):
     np.testing.assert_array_equal(run(body), expected)
 
 
+@pytest.mark.parametrize(
+    ("mask", "is_needed"),
+    [
+        (lambda i: jnp.arange(128) < 128, False),
+        (lambda i: (jnp.arange(64) * 2 + 1 <= 127)[:, None], False),
+        (lambda i: True, False),
+        (lambda i: jnp.arange(128) < 127, True),
+        (lambda i: jnp.arange(128) < i + 128, True),
+    ],
+)
+def test_a_mask_of_constants_that_leaves_out_nothing_is_none(mask, is_needed):
+    def body(x, o):
+        found = mask(lax.axis_index("i"))
+        plgpu.store(o, (), plgpu.load(x, mask=found, other=7.0), mask=found)
+
+    kernel = plgpu.kernel(body, out_type=f32(64, 128), grid=(1,), grid_names=("i",))
+    text = str(jax.make_jaxpr(kernel)(f32(64, 128)))
+    assert ("load_indexed" in text, "store_indexed" in text) == (is_needed,) * 2
+
+
 CALLS = {
     "a store without a value": lambda x: plgpu.store(x),
     "an axis that does not exist": lambda x: plgpu.sum(x[...], axis=(0, 2)),

@@ -286,6 +286,7 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
             for steps in (1, 2)
         )
     ),
+    "CompilerParams.num_stages": "tests/entry/plain/test_choice.py",
     "CompilerParams.persistent": "tests/pipeline/test_persistent.py",
     "CompilerParams.strip": "tests/pipeline/test_persistent.py",
     "CompilerParams.block_memory_space": "tests/pipeline/test_pallas_call.py::"

@@ -215,6 +215,47 @@ def _one_buffer():
     )
 
 
+# Two warpgroups of a block multiply, and then both look for the least.
+def in_turn(x, c, norms, o):  # slow
+    rows = plgpu.ds(jax.lax.axis_index("wg") * 64, 64)
+    dots = jnp.dot(x[rows], c[...].T, preferred_element_type=F32)
+    o[0, rows] = (norms[...] - 2 * dots).argmin(1).astype(jnp.int32)
+
+
+def _in_turn():
+    return plgpu.pallas_call(
+        in_turn,
+        out_shape=_array(32, 131072, dtype=jnp.int32),
+        grid=(1024, 32),
+        in_specs=[
+            plgpu.BlockSpec((128, 128), lambda i, j: (i, 0)),
+            plgpu.BlockSpec((128, 128), lambda i, j: (j, 0)),
+            plgpu.BlockSpec((128,), lambda i, j: (j,)),
+        ],
+        out_specs=plgpu.BlockSpec((1, 128), lambda i, j: (j, i)),
+        num_threads=2,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), max_concurrent_steps=2
+        ),
+    )
+
+
+def counted(x, zeros, counts):
+    bins = jnp.bincount(x[plgpu.program_id(0)], length=256).astype(jnp.int32)
+    plgpu.atomic_add(counts, bins)  # slow
+
+
+def _counted():
+    def count(x):
+        zeros, counts = jnp.zeros(256, jnp.int32), _array(256, dtype=jnp.int32)
+        return plgpu.pallas_call(
+            counted, out_shape=counts, grid=len(x), input_output_aliases={1: 0}
+        )(x, zeros)
+
+    return count
+
+
 CASES = {
     "a value shared by warpgroups": Slow(
         "mma-sync",
@@ -270,5 +311,19 @@ CASES = {
         lonely,
         (_array(32768, 2048),),
         {"limited_by": ["SMEM"], "ctas_per_sm": 1},
+    ),
+    "warpgroups in turn": Slow(
+        "occupancy",
+        _in_turn,
+        in_turn,
+        (_array(131072, 128, dtype=BF16), _array(4096, 128, dtype=BF16), _array(4096)),
+        {"limited_by": ["registers"], "ctas_per_sm": 1},
+    ),
+    "atomics on one array": Slow(
+        "contended-atomics",
+        _counted,
+        counted,
+        (_array(4096, 512, dtype=jnp.int32),),
+        {"bytes": 1024, "ctas": 4096},
     ),
 }

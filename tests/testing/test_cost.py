@@ -90,6 +90,19 @@ def test_a_branch_on_a_position_is_taken_or_not():
     assert work_of(k, X, i=2).stored_bytes == TILE_BYTES
 
 
+@pytest.mark.parametrize("of_index", [lambda i: i == 15, lambda i: i % 4 == 1])
+def test_a_branch_in_a_loop_counts_as_often_as_it_is_taken(of_index):
+    def body(x, o):
+        @plgpu.loop(0, 16)
+        def _(i):
+            @plgpu.when(of_index(i))
+            def _():
+                o[...] = x[...]
+
+    taken = sum(map(of_index, range(16)))
+    assert work_of(plgpu.kernel(body, out_type=X), X).stored_bytes == taken * TILE_BYTES
+
+
 def matmul(a, b, config):
     return ops.matmul(a, b, config=config)
 

@@ -37,7 +37,7 @@ def test_parameters_with_other_fields():
 
 @refused
 def test_other_fields_are_those_of_the_parameters():
-    plgpu.CompilerParams().replace(num_stages=2)  # HERE
+    plgpu.CompilerParams().replace(num_warps=2)  # HERE
 
 
 INTERPRET = plgpu.InterpretParams

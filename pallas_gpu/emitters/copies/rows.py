@@ -6,7 +6,7 @@ copy of that row, so that all warps issue in parallel. Since sm_100a TMA copies 
 rows at a time, if they are adjacent in SMEM: `four_rows`. Else a row that is adjacent
 and a multiple of 16 bytes in both memories is one bulk copy, and any other one is
 copied chunk by chunk: by its thread, or, if the chunks of a row divide the lanes of a
-warp, by as many adjacent lanes, so that they access adjacent memory.
+warp, or are a multiple of them, by adjacent lanes, so that they access adjacent memory.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.registers import Array, Deferred, Iota, RegisterArray
 from pallas_gpu.emitters.smem import predicated
+from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.line import UNIT_BYTES
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, default_placement
@@ -48,7 +49,7 @@ def gather(
     barrier_pointer: ir.Value | None,
     predicate: ir.Value | None = None,
     arrive: bool = True,
-) -> None:
+) -> ThreadCopy | None:
     """Starts copies of rows to SMEM.
 
     PTX: `mbarrier.arrive.expect_tx` of all bytes and, for each row,
@@ -65,6 +66,9 @@ def gather(
         a group of cp.async.
       predicate: i1, uniform; where it is false nothing is copied.
       arrive: False if the caller arrives, with the bytes of bulk copies.
+
+    Returns:
+      The chunks of a row, if threads copy them.
     """
     index = _in_registers(rows)
     plan = _plan(source, target, store=False)
@@ -81,7 +85,7 @@ def gather(
                 cp_async.arrive_when_copied(barrier_pointer)
         if arrive or barrier_pointer is None:
             cp_async.finish_load(barrier_pointer)
-        return
+        return plan
     kernel = module.current()
     total: ir.Value = kernel.i32(math.prod(target.shape[:1]) * _row_bytes(plan))
     if predicate is not None:
@@ -93,7 +97,7 @@ def gather(
     with predicated(predicate):
         if fours is not None:
             four_rows.load(fours, source, target, index, barrier_pointer)
-            return
+            return None
         for from_, to, present in _each(source, target, index):
             with predicated(present):
                 instructions.load_line(
@@ -102,6 +106,7 @@ def gather(
                     _row_bytes(plan),
                     barrier_pointer,
                 )
+    return None
 
 
 def scatter(
@@ -208,7 +213,7 @@ def _row_bytes(plan: ThreadCopy) -> int:
 
 
 def _by_lanes(plan: ThreadCopy) -> bool:
-    return plan.chunks in (2, 4, 8, 16, 32)
+    return plan.chunks % _LANES == 0 or plan.chunks in (2, 4, 8, 16)
 
 
 def _load_by_lanes(
@@ -220,9 +225,13 @@ def _load_by_lanes(
     """Adjacent lanes load the chunks of a row, whose index they get by a shuffle."""
     kernel = module.current()
     lane = kernel.threads.lane
-    chunk = arith.andi(lane, kernel.i32(plan.chunks - 1))
-    first = arith.divui(lane, kernel.i32(plan.chunks))
-    together = _LANES // plan.chunks
+    lanes = min(plan.chunks, _LANES)
+    own_chunk = arith.andi(lane, kernel.i32(lanes - 1))
+    first = arith.divui(lane, kernel.i32(lanes))
+    # Of each so many rows, which the warp copies at the same time, so many parts.
+    together, parts_of_row = _LANES // lanes, plan.chunks // lanes
+    rounds = -(-_lanes_with_rows(index.layout) // together) * parts_of_row
+    unrolled = math.gcd(rounds, _UNROLLED)
     for row, number, present in _own_rows(index):
         if present is not None:
             # A number that no row has.
@@ -230,10 +239,15 @@ def _load_by_lanes(
 
         def some(start: ir.Value | None, row=row, number=number, present=present):
             parts = []
-            for i in range(min(plan.chunks, _UNROLLED)):
-                place = kernel.i32(i)
-                place = place if start is None else arith.addi(start, place)
-                place = arith.addi(arith.muli(place, kernel.i32(together)), first)
+            for i in range(unrolled):
+                turn = kernel.i32(i)
+                turn = turn if start is None else arith.addi(start, turn)
+                chunk = own_chunk
+                if parts_of_row > 1:
+                    part = arith.remui(turn, kernel.i32(parts_of_row))
+                    chunk = arith.addi(chunk, arith.muli(part, kernel.i32(lanes)))
+                    turn = arith.divui(turn, kernel.i32(parts_of_row))
+                place = arith.addi(arith.muli(turn, kernel.i32(together)), first)
                 own_row, own_number = (
                     shuffle.from_lane(x, place) for x in (row, number)
                 )
@@ -245,11 +259,17 @@ def _load_by_lanes(
                 parts.append(chunks.chunk(plan, *views, chunk, exists))
             cp_async.load_chunks(plan, parts)
 
-        if plan.chunks <= _UNROLLED:
+        if rounds == unrolled:
             some(None)
             continue
-        with chunks.rounds_of(plan.chunks, _UNROLLED) as start:
+        with chunks.rounds_of(rounds, unrolled) as start:
             some(start)
+
+
+def _lanes_with_rows(layout: Placement) -> int:
+    """The lanes of a warp that have rows are below this power of 2."""
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    return 1 << max((b + 1 for b in range(5) if b not in copies), default=0)
 
 
 def _copy_row(

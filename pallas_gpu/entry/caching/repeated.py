@@ -68,7 +68,8 @@ class Kept:
         if call.platform_of(leaves) not in params.mesh.platforms:
             return
         launch = call.compiled(params)
-        _add(self.launches, _key(leaves, tree), (seen, launch, out_tree))
+        watched = captured.Watched(is_complete=False)
+        _add(self.launches, _key(leaves, tree), (seen, watched, launch, out_tree))
 
     def launch(self, args: Sequence[Any]) -> Callable[[], Any] | None:
         """Returns the launch of an eager call like an earlier one, if there is one."""
@@ -77,10 +78,16 @@ class Kept:
         leaves, tree = jax.tree.flatten(tuple(args))
         if not _eager(leaves, call.resolve_interpret(self.interpret)):
             return None
-        found = self.launches.get(_key(leaves, tree))
-        if found is None or found[0] != self.captured():
+        key = _key(leaves, tree)
+        found = self.launches.get(key)
+        if found is None:
             return None
-        _, launch, out_tree = found
+        seen, watched, launch, out_tree = found
+        if not watched.holds():
+            now = captured.Watched()
+            if captured.captured(self.functions, now) != seen:
+                return None
+            self.launches[key] = seen, now, launch, out_tree
         return lambda: jax.tree.unflatten(
             out_tree, launch(*leaves)[: out_tree.num_leaves]
         )

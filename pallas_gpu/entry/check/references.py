@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -89,15 +89,17 @@ def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     return {var for var, value in pairs if value in found}
 
 
-def written_operands(jaxpr: _jax.Jaxpr, primitive: Any) -> dict[int, list[bool]]:
-    """Returns which operands of the equations of a primitive a body writes somewhere.
+def written_operands(
+    jaxpr: _jax.Jaxpr, among: Callable[[_jax.JaxprEqn], bool]
+) -> dict[int, list[bool]]:
+    """Returns which operands of some equations a body writes somewhere.
 
     By the identity of the equation; a function that is called twice writes what either
     call writes.
     """
     found, result = writes(jaxpr), dict[int, list[bool]]()
     for site in walk(jaxpr):
-        if site.op.primitive is primitive:
+        if among(site.eqn):
             own = [may_be_among(site.origin(x), found) for x in site.op.inputs]
             before = result.get(id(site.eqn), [False] * len(own))
             result[id(site.eqn)] = [a or b for a, b in zip(own, before, strict=True)]

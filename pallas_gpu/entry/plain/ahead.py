@@ -15,6 +15,8 @@ iteration n after it, so that nothing waits for them.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,40 +27,73 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import control, scope, scoped
-from pallas_gpu.entry.plain import sources, stages
+from pallas_gpu.entry.plain import choice, sources, stages
+from pallas_gpu.entry.plain.counted import Counted
 from pallas_gpu.primitives import _engines, cp_async, mbarrier, registers, rows, tma
 from pallas_gpu.primitives.indices import multiples
 from pallas_gpu.program.build import CALLS
-from pallas_gpu.program.rewrite import Retrace, settled, values_of
+from pallas_gpu.program.rewrite import Retrace, values_of
 
 _WHO = "loop"
+# Of a tensor copy (CUDA driver, cuTensorMapEncodeTiled).
+_BOX_ROWS = 256
+
+
+@dataclasses.dataclass
+class Kernel:
+    """What a kernel asks of its loops.
+
+    Attributes:
+      num_stages: see `CompilerParams`.
+      smem_bytes: what it declares.
+      notes: lines of loads that stay in loops with stages or products, and why.
+    """
+
+    num_stages: int | None
+    smem_bytes: int
+    notes: dict[tuple[str, str], None] = dataclasses.field(default_factory=dict)
 
 
 def results(
-    trace: Retrace, eqn: _jax.JaxprEqn, operands: list[Any], written: Sequence[bool]
-) -> list[Any]:
-    """Returns the last carry of a loop with `num_stages`.
+    trace: Retrace,
+    eqn: _jax.JaxprEqn,
+    operands: list[Any],
+    written: Sequence[bool],
+    kernel: Kernel,
+) -> list[Any] | None:
+    """Returns the results of a loop that copies ahead; None for one that does not.
 
     Args:
       trace: what traces the kernel again.
       eqn: the loop.
       operands: the values of its operands.
       written: for each operand whether the kernel writes to it.
+      kernel: the one that it is in.
 
     Raises:
-      UnsupportedError: none of its loads can be a copy ahead.
+      UnsupportedError: its own `num_stages` is above 1, and none of its loads can be a
+        copy ahead.
     """
-    params, (n_consts, n_carry) = eqn.params, _jax.scan_arity(eqn.params)
+    found, asked = Counted.of(eqn, operands), eqn.params.get("num_stages")
+    if found is None or (asked is None and scope.in_warp()):
+        return None
+    if asked == 1:
+        step = functools.partial(found.step, trace, found.consts)
+        iteration = lambda i, carry: step(carry, i)  # noqa: E731
+        last = control.counted_loop(
+            found.trips, iteration, list(found.carry), unroll=found.unroll
+        )
+        return found.results(last)
     mesh = scope.current_mesh(_WHO)
     if not isinstance(mesh, types.Mesh):
         raise errors.UnsupportedError(
             "loop: num_stages is for kernels of GPUs",
             expected="num_stages=1",
-            got=params["num_stages"],
+            got=asked,
             hint="leave it out",
         )
-    consts, carry = operands[:n_consts], operands[n_consts : n_consts + n_carry]
-    flat, tree = jax.tree.flatten((consts, carry))
+    consts = list(found.consts)
+    flat, tree = jax.tree.flatten((consts, list(found.carry)))
     n_flat = len(jax.tree.leaves(consts))
     index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
 
@@ -66,20 +101,26 @@ def results(
         known = [sources.computed(x) for x in flat[:n_flat]]
         given = [a if b is None else b for a, b in zip(leaves, known, strict=False)]
         consts, carry = jax.tree.unflatten(tree, [*given, *leaves[n_flat:-1]])
-        return settled(trace.run(params["jaxpr"], [*consts, *carry, leaves[-1]]))
+        return found.step(trace, consts, carry, leaves[-1])
 
     avals = [*map(jax.typeof, flat), index]
     closed, out_tree = _jax.trace(body, avals)
     closed, _ = _jax.trace(lambda *xs: _Inlined().run(closed, xs), avals)
+    first = eqn.params.get("cond_nconsts", 0)
+    changed = itertools.chain(written[first : first + found.given], itertools.repeat(0))
     is_written = [
-        w for x, w in zip(consts, written, strict=False) for _ in jax.tree.leaves(x)
+        bool(w)
+        for x, w in zip(consts, changed, strict=False)
+        for _ in jax.tree.leaves(x)
     ]
-    found = stages.LoopBody(closed, is_written, params["jaxpr"])
-    trips = operands[-1] if params["length"] is None else params["length"]
-    last = _Loop(found, closed, flat[:n_flat], trips, params["num_stages"], mesh).run(
-        flat[n_flat:], params["unroll"], _jax.where(eqn)
-    )
-    return jax.tree.unflatten(out_tree, last)
+    loop = _Loop(
+        stages.LoopBody(closed, is_written, found.jaxpr),
+        closed, flat[:n_flat], found.trips, asked, kernel, mesh,
+    )  # fmt: skip
+    if not loop.is_chosen(_jax.where(eqn)):
+        return None
+    last = loop.run(flat[n_flat:], found.unroll)
+    return found.results(jax.tree.unflatten(out_tree, last))
 
 
 class _Inlined(Retrace):
@@ -119,23 +160,52 @@ class _Loop:
         closed: _jax.ClosedJaxpr,
         consts: Sequence[Any],
         trips: Any,
-        num_stages: int,
+        asked: int | None,
+        kernel: Kernel,
         mesh: types.Mesh,
     ):
         self._body, self._jaxpr, self._mesh = body, closed.jaxpr, mesh
         self._consts, self._own = list(consts), _jax.consts_of(closed)
-        self._trips, self._asked = trips, num_stages
-        # With more stages a loop of few iterations would wait for no copy.
-        known = trips + 1 if isinstance(trips, int) else num_stages
-        self._stages = max(2, min(num_stages, known))
+        self._trips, self._asked, self._kernel = trips, asked, kernel
+        self._stages = 2
         self._refs: list[Any] = []
         self._barrier: Any = None
 
-    def run(self, carry: list[Any], unroll: Any, where: str | None) -> list[Any]:
-        """Runs the loop; returns the last carry."""
-        self._copies = self._chosen()
+    def is_chosen(self, where: str | None) -> bool:
+        """Chooses the copies and the stages; whether there are any.
+
+        Raises:
+          UnsupportedError: none, and the loop asks for them.
+        """
+        self._copies, body = self._chosen(), self._body
+        most = self._asked or 2
+        if self._asked is None:
+            self._copies = [x for x in self._copies if choice.is_worth(x.load)]
+            loads = [copy.load for copy in self._copies]
+            try:
+                most = choice.num_stages(
+                    body, loads, self._trips, self._mesh, self._kernel.smem_bytes,
+                    self._kernel.num_stages,
+                )  # fmt: skip
+            except stages.RefusedError as why:
+                body.refuse_all(str(why))
+                self._copies = []
+        self._kernel.notes.update(dict.fromkeys(body.left()))
         if not self._copies:
-            raise self._body.nothing(self._asked, where)
+            if self._asked is None:
+                return False
+            raise body.nothing(self._asked, where)
+        # With more stages a loop of few iterations would wait for no copy.
+        known = self._trips + 1 if isinstance(self._trips, int) else most
+        self._stages = max(2, min(most, known))
+        self._copies = [
+            dataclasses.replace(x, buffers=_declaration(x.load, self._stages))
+            for x in self._copies
+        ]
+        return True
+
+    def run(self, carry: list[Any], unroll: Any) -> list[Any]:
+        """Runs the loop; returns the last carry."""
         if isinstance(self._trips, int) and not self._trips:
             return carry
         loads = [copy.load for copy in self._copies]
@@ -163,18 +233,33 @@ class _Loop:
         ahead = self._fill()
 
         def iteration(i: Any, state: Any) -> Any:
-            carry, ahead = state
-            self._wait(i)
+            carry, ahead, slot = state
+            slot, free, after = self._slots(i, slot)
+            self._wait(slot)
             later = i + np.int32(self._stages - 1)
-            self._start(later, ahead, later < self._trips)
+            self._start(later, free, ahead, later < self._trips)
             ahead = self._indices(later + np.int32(1))
-            return self._step(i, carry), ahead
+            return self._step(i, slot, carry), ahead, after
 
+        first: Any = [] if self._is_power else np.int32(0)
         with _jax.trace_without_ref_rules():
-            last, _ = control.counted_loop(
-                self._trips, iteration, (carry, ahead), unroll=unroll
+            last, *_ = control.counted_loop(
+                self._trips, iteration, (carry, ahead, first), unroll=unroll
             )
         return last
+
+    @property
+    def _is_power(self) -> bool:
+        """Whether a slot is the last bits of the index; else the loop carries it."""
+        return self._stages & (self._stages - 1) == 0
+
+    def _slots(self, i: Any, slot: Any) -> tuple[Any, Any, Any]:
+        """Returns the slot of an iteration, the free one, and that of the next one."""
+        n, one = np.int32(self._stages), np.int32(1)
+        if self._is_power:
+            return i & (n - one), (i - one) & (n - one), slot
+        before = lax.select(slot == 0, n - one, slot - one)
+        return slot, before, lax.select(slot == n - one, np.int32(0), slot + one)
 
     # --- copies -----------------------------------------------------------------------
 
@@ -184,7 +269,7 @@ class _Loop:
         for i in range(self._stages - 1):
             # As many stages as there are iterations, if these are known.
             live = None if static else np.int32(i) < self._trips
-            self._start(np.int32(i), self._first_indices(i), live)
+            self._start(np.int32(i), i, self._first_indices(i), live)
         return self._first_indices(self._stages - 1)
 
     def _first_indices(self, i: int) -> list[Any]:
@@ -211,8 +296,8 @@ class _Loop:
         """Returns an iteration of the loop, the last one for those behind its end."""
         return lax.min(jnp.asarray(i), jnp.asarray(self._trips - 1, jnp.int32))
 
-    def _start(self, i: Any, indices: Sequence[Any], live: Any) -> None:
-        """Starts the copies of an iteration, if it is one."""
+    def _start(self, i: Any, slot: Any, indices: Sequence[Any], live: Any) -> None:
+        """Starts the copies of an iteration to a slot, if it is one."""
         known = self._known(self._clamped(i) if live is not None else i)
         made = [v for eqn in self._indexing for v in eqn.outvars]
         known.update(zip(made, indices, strict=True))
@@ -221,7 +306,7 @@ class _Loop:
         def start(by_tma: bool, predicate: Any) -> None:
             for copy, ref in zip(self._copies, self._refs, strict=True):
                 if copy.by_tma is by_tma:
-                    self._copy(copy, ref.at[self._slot(i)], i, known, predicate)
+                    self._copy(copy, ref.at[slot], slot, known, predicate)
 
         if self._barrier is not None:
             if live is None:
@@ -231,7 +316,7 @@ class _Loop:
         start(False, live)
 
     def _copy(
-        self, copy: _Copy, slot: Any, i: Any, known: dict[Any, Any], predicate: Any
+        self, copy: _Copy, ref: Any, slot: Any, known: dict[Any, Any], predicate: Any
     ) -> None:
         source, eqn = copy.load.source, copy.load.eqn
         options: dict[str, Any] = {}
@@ -243,23 +328,18 @@ class _Loop:
         with _jax.at_line_of(eqn):
             tma.copy_gmem_to_smem(
                 source.view(_reader(known)),
-                slot,
-                self._barrier.at[self._slot(i)] if copy.by_tma else None,
+                ref,
+                self._barrier.at[slot] if copy.by_tma else None,
                 predicate=predicate,
                 **options,
             )
 
-    def _wait(self, i: Any) -> None:
+    def _wait(self, slot: Any) -> None:
         if self._barrier is not None:
-            mbarrier.barrier_wait(self._barrier.at[self._slot(i)])
+            mbarrier.barrier_wait(self._barrier.at[slot])
         groups = sum(not copy.by_tma for copy in self._copies)
         if groups:
             cp_async.wait_gmem_to_smem(groups * (self._stages - 2))
-
-    def _slot(self, i: Any) -> Any:
-        if isinstance(i, np.int32):
-            return int(i) % self._stages
-        return lax.rem(i, np.int32(self._stages))
 
     # --- the body ---------------------------------------------------------------------
 
@@ -271,7 +351,7 @@ class _Loop:
         known.update(zip(ins[n:-1], carry, strict=False))
         return {**known, ins[-1]: i}
 
-    def _step(self, i: Any, carry: Sequence[Any]) -> list[Any]:
+    def _step(self, i: Any, slot: Any, carry: Sequence[Any]) -> list[Any]:
         known, trace = self._known(i, carry), Retrace()
         slots = {
             id(copy.load.eqn): ref
@@ -283,7 +363,7 @@ class _Loop:
                 trace.evaluate([eqn], known)
                 continue
             with _jax.at_line_of(eqn):
-                known[eqn.outvars[0]] = _read(eqn, ref.at[self._slot(i)], known)
+                known[eqn.outvars[0]] = _read(eqn, ref.at[slot], known)
         return values_of(self._jaxpr.outvars, known)
 
     # --- what carries copies ----------------------------------------------------------
@@ -310,7 +390,7 @@ class _Loop:
         return [copy for copy in copies if id(copy.load.eqn) in left]
 
     def _copy_of(self, load: stages.Load, read: Callable[[Any], Any]) -> _Copy:
-        declared = _declaration(load, min(self._stages, self._asked))
+        declared = _declaration(load, 2)
         # The second one: the first of all is aligned to more than others.
         slot = types.RefView(declared.to_ref(), ()).at[1]
         view, what = load.source.view(read), "copy_gmem_to_smem"
@@ -355,8 +435,11 @@ def _declaration(load: stages.Load, slots: int) -> types.ScratchType:
     in_tiles = len(shape) == 2 and shape[0] % 8 == 0 and shape[1] * bits % 256 == 0
     if load.is_multiplied and in_tiles and bits >= 8:
         swizzle = types.find_swizzle(shape[1] * bits)
+        width = swizzle * 8 // bits
+        # Of several tiles side by side, high ones need boxes of fewer dimensions.
+        is_high = shape[1] > width and shape[0] % 64 == 0 and shape[0] <= _BOX_ROWS
         transforms = (
-            types.TilingTransform((8, swizzle * 8 // bits)),
+            types.TilingTransform((shape[0] if is_high else 8, width)),
             types.SwizzleTransform(swizzle),
         )
     declared = types.SMEM((slots, *shape), dtype, transforms=transforms)
@@ -389,9 +472,11 @@ def _read(eqn: _jax.JaxprEqn, slot: types.RefView, known: dict[Any, Any]) -> Any
     if eqn.primitive is _jax.get_p:
         return slot.get()
     params, given = eqn.params, sources.operands(eqn)
-    value = registers.load(
-        slot, layout=params["layout"], optimized=params.get("optimized")
-    )
+    layout, optimized = params["layout"], params.get("optimized")
+    if layout is None and optimized is None:
+        value = slot.get()
+    else:
+        value = registers.load(slot, layout=layout, optimized=optimized)
     if given.get("mask") is None:
         return value
     other = given.get("other")

@@ -26,7 +26,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import warp
 from pallas_gpu.entry.check import references
 from pallas_gpu.entry.control import staged_loop_p
-from pallas_gpu.entry.plain import ahead, keys
+from pallas_gpu.entry.plain import ahead, choice, keys
 from pallas_gpu.entry.plain import empty as no_elements
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.bodies import bodies
@@ -44,33 +44,53 @@ REPLACED = frozenset(
 )
 
 
-def plain(closed: _jax.ClosedJaxpr, mesh: types.Mesh) -> _jax.ClosedJaxpr:
+def plain(
+    closed: _jax.ClosedJaxpr, mesh: types.Mesh, num_stages: int | None = None
+) -> tuple[_jax.ClosedJaxpr, tuple[tuple[str, str], ...]]:
     """Returns a body without keys, empty values and code for other platforms.
 
     References to arrays without elements stay.
+
+    Args:
+      closed: the body.
+      mesh: the kernel's.
+      num_stages: of the loops: see `CompilerParams`.
+
+    Returns:
+      The body; the lines of loads that loops do not copy ahead, and why.
     """
-    trace = _Plain(closed)
+    trace = _Plain(closed, num_stages)
     if not trace.replaces_in(closed.jaxpr):
-        return closed
+        return closed, ()
 
     def again(*refs: Any) -> list[Any]:
         return settled(trace.run(closed, refs))
 
-    return _jax.trace(again, [v.aval for v in closed.jaxpr.invars], mesh.axes)[0]
+    made, _ = _jax.trace(again, [v.aval for v in closed.jaxpr.invars], mesh.axes)
+    # The author's function and line are still those of the body.
+    jaxpr = made.jaxpr.replace(debug_info=closed.jaxpr.debug_info)
+    return made.replace(jaxpr=jaxpr), tuple(trace.loops.notes)
 
 
 class _Plain(Retrace):
-    def __init__(self, kernel: _jax.ClosedJaxpr):
+    def __init__(self, kernel: _jax.ClosedJaxpr, num_stages: int | None):
         self._kernel = kernel
+        self.loops = ahead.Kernel(num_stages, choice.smem_bytes(kernel.jaxpr))
 
     @functools.cached_property
     def _written(self) -> dict[int, list[bool]]:
-        return references.written_operands(self._kernel, staged_loop_p)
+        return references.written_operands(self._kernel, self._is_staged)
+
+    def _is_staged(self, eqn: _jax.JaxprEqn) -> bool:
+        """Whether the loads of a loop may become copies ahead."""
+        is_asked = eqn.primitive is staged_loop_p
+        return is_asked or (self.loops.num_stages != 1 and choice.may_pay(eqn))
 
     def is_replaced(self, eqn: _jax.JaxprEqn) -> bool:
         name = eqn.primitive.name
         return (
             name in REPLACED
+            or self._is_staged(eqn)
             or bool(eqn.params.get("branches_platforms"))
             or (name == "while" and _is_for_rows(eqn))
             or not all(_is_plain(x.aval) for x in (*eqn.invars, *eqn.outvars))
@@ -98,8 +118,11 @@ class _Plain(Retrace):
             expand = _jax.EXPANSIONS[name](eqn)
             closed, _ = _jax.trace(expand, [v.aval for v in eqn.invars])
             return self.run(closed, operands)
-        if eqn.primitive is staged_loop_p:
-            return ahead.results(self, eqn, operands, self._written[id(eqn)])
+        if self._is_staged(eqn) and id(eqn) in self._written:
+            written = self._written[id(eqn)]
+            staged = ahead.results(self, eqn, operands, written, self.loops)
+            if staged is not None:
+                return staged
         if name in keys.OPERATIONS:
             arrays = operands if name == "random_wrap" else settled(operands)
             return [keys.OPERATIONS[name](params, *arrays)]

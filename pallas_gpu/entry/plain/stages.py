@@ -18,6 +18,7 @@ from pallas_gpu.entry.plain import sources
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.bodies import Equations
 from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.rewrite import variables
 from pallas_gpu.program.walk import Site, walk
 
 _SPACES = (types.GMEM, types.SMEM)
@@ -60,6 +61,7 @@ class LoopBody:
       equations: its equations.
       loads: those that a copy can replace.
       refused: the other loads of arrays in GMEM, each with the reason.
+      carried: the results of the body.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LoopBody:
         self._invariant = {*consts, *self._jaxpr.constvars, index}
         self._written = dict(zip(consts, written, strict=True))
         self._sites = walk(closed)
+        self.carried = self._jaxpr.outvars
         self._waits = [x for x in walk(authors) if _acquires(x.op)]
         self._own_writes = references.written(closed)
         self._slices: dict[int, frozenset[int]] = {}
@@ -96,6 +99,15 @@ class LoopBody:
         (site,) = (x for x in self._sites if x.eqn is load.eqn)
         self.refused.append((site, why))
 
+    def refuse_all(self, why: str) -> None:
+        """Moves all loads to those that are refused."""
+        for load in list(self.loads):
+            self.refuse(load, why)
+
+    def left(self) -> list[tuple[str, str]]:
+        """Returns the lines of the loads that are refused, each with the reason."""
+        return [(site.where, why) for site, why in self.refused if site.where]
+
     def slice_of(self, loads: Iterable[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations that compute the indices of loads, in order."""
         atoms = (x for load in loads for x in load.source.atoms)
@@ -105,14 +117,14 @@ class LoopBody:
     def without(self, loads: Sequence[Load]) -> list[_jax.JaxprEqn]:
         """Returns the equations of the body, less those that only such loads need."""
         replaced = {id(load.eqn) for load in loads}
-        live = set(_variables(self._jaxpr.outvars))
+        live = set(variables(self._jaxpr.outvars))
         kept = []
         for eqn in reversed(self.equations):
             if _is_pure(eqn) and live.isdisjoint(eqn.outvars):
                 continue
             kept.append(eqn)
             read = _mask(eqn) if id(eqn) in replaced else eqn.invars
-            live.update(_variables(read))
+            live.update(variables(read))
         return kept[::-1]
 
     # --- one load ---------------------------------------------------------------------
@@ -264,10 +276,6 @@ def _mask(eqn: _jax.JaxprEqn) -> list[Any]:
         return []
     given = sources.operands(eqn)
     return [x for x in (given.get("mask"), given.get("other")) if x is not None]
-
-
-def _variables(atoms: Iterable[Any]) -> list[Any]:
-    return [x for x in atoms if not isinstance(x, _jax.Literal)]
 
 
 def _is_ref(x: Any) -> bool:

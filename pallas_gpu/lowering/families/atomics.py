@@ -19,15 +19,14 @@ def _values(name: str) -> tuple[str, ...]:
 
 
 def _make(name: str):
-    def rule(ctx: RuleContext, *invals: Any) -> Any:
+    def rule(ctx: RuleContext, *invals: Any, sem: Any, scope: Any, shape: Any) -> Any:
         elements, values, placement = indexed.placed_access(
             ctx, invals, "ref", *_values(name)
         )
         with ctx.in_order():
-            order = atomics.Order(ctx.eqn.params["sem"], ctx.eqn.params["scope"])
-            returns = ctx.result_is_read
+            order, returns = atomics.Order(sem, scope), ctx.result_is_read
             needed = atomics.scratch_bytes(placement, elements.dtype) if returns else 0
-            got = f"{elements.dtype}{list(ctx.eqn.params['shape'])}"
+            got = f"{elements.dtype}{list(shape)}"
             room = scratch.of_bytes(ctx.kernel, needed, "an atomic operation", got)
             return atomics.update(
                 elements, placement, name, values, returns, room, order

@@ -53,32 +53,21 @@ def _word_layout(
 
 
 @emits(cluster_sync_p)
-def _sync(ctx: RuleContext) -> list[Any]:
+def _sync(ctx: RuleContext) -> None:
     ctx.builder.sync_cluster()
-    return []
 
 
 @emits(async_store_smem_p)
-def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
-    params = ctx.eqn.params
-    words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
+def _store(ctx: RuleContext, *invals: Any, shape, dtype, adjacent, atomic, sem) -> None:
+    words = _word_layout(shape, np.dtype(dtype), adjacent)
     elements, (value,), placement = indexed.placed_access(
         ctx, invals, "ref", "value", default=words
     )
-    cluster.store_async(
-        elements,
-        placement,
-        value,
-        barrier_pointer(ctx, ctx.operands(invals)["barrier"]),
-        params["atomic"],
-        params["sem"],
-    )
-    return []
+    barrier = barrier_pointer(ctx, ctx.operands(invals)["barrier"])
+    cluster.store_async(elements, placement, value, barrier, atomic, sem)
 
 
 @relates(async_store_smem_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    params = node.params
-    words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
+def _relate(node: Node, *_: Any, shape, dtype, adjacent) -> None:
+    words = _word_layout(shape, np.dtype(dtype), adjacent)
     indexed.related_access(node, "ref", "value", fixed=words)
-    return []

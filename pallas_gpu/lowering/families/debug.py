@@ -19,21 +19,19 @@ from pallas_gpu.program.nodes import Access
 # --- printed lines --------------------------------------------------------------------
 
 
-def _print(ctx: RuleContext, *values: Any) -> list[Any]:
+def _print(ctx: RuleContext, *values: Any) -> None:
     alike = [ctx.operand(x, i) for i, x in enumerate(values)]
     printed.print_values(debug.line_of(ctx.eqn), alike)
-    return []
 
 
-def _relate_print(node: Node, *values: Symbol) -> list[Any]:
+def _relate_print(node: Node, *values: Symbol) -> None:
     """The arrays of a line have one layout, which costs nothing by itself."""
     arrays = [(i, x) for i, x in enumerate(values) if x.shape]
     if all(x.deferred for _, x in arrays):
-        return []
+        return
     variable = node.variable(arrays[0][1])
     for i, x in arrays:
         node.take(x, variable, i)
-    return []
 
 
 for _primitive in (debug.debug_print_p, _jax.debug_print_p):
@@ -45,34 +43,30 @@ for _primitive in (debug.debug_print_p, _jax.debug_print_p):
 
 
 @emits(debug.debug_check_p)
-def _debug_check(ctx: RuleContext, *invals: Any) -> list[Any]:
+def _debug_check(ctx: RuleContext, condition: Any, *, message: str) -> None:
     """Emits the check; `passes.unchecked` has removed those that are not enabled."""
     params = ctx.kernel.params
-    condition = ctx.operands(invals)["condition"]
     names = [name for name, _ in params.mesh.axes if name is not None]
     place = ", ".join(f"{name}=%d" for name in names)
     where = _jax.where(ctx.eqn)
-    text = f"kernel {params.name}: debug_check: {ctx.eqn.params['message']}"
+    text = f"kernel {params.name}: debug_check: {message}"
     text += f"\n  at: {where}" if where else ""
     text = text.replace("%", "%%") + (f"\n  in: {place}" if place else "")
     axes = [ctx.kernel.axes[name] for name in names]
     printed.check(vals.scalar_value(condition), text, axes)
-    return []
 
 
 # --- layouts --------------------------------------------------------------------------
 
 
 @emits(debug.print_layout_p)
-def _layout(ctx: RuleContext, *invals: Any) -> list[Any]:
+def _layout(ctx: RuleContext, x: Any, *, fmt: str) -> None:
     if ctx.kernel.trial is None:
-        print(ctx.eqn.params["fmt"].format(_known_layout(ctx, invals)))
-    return []
+        print(fmt.format(_known_layout(x)))
 
 
-def _known_layout(ctx: RuleContext, invals: Any) -> str:
+def _known_layout(x: Any) -> str:
     """The layout of a value or a reference, as text."""
-    x = ctx.operands(invals)["x"]
     match getattr(x, "handle", x):
         case vals.AccumulatorHandle():
             return "Layout.WGMMA (an accumulator)"
@@ -82,7 +76,7 @@ def _known_layout(ctx: RuleContext, invals: Any) -> str:
             return "row-major, in GMEM"
         case vals.TmemHandle(layout=layout):
             return str(layout)
-        case int() | float() | regs.Splat(shape=()):
+        case regs.Splat(shape=()):
             return "a scalar, in a register of every thread"
         case regs.RegisterArray(layout=layout):
             return describe(layout)
@@ -90,11 +84,9 @@ def _known_layout(ctx: RuleContext, invals: Any) -> str:
 
 
 @relates(debug.print_layout_p)
-def _relate_layout(node: Node, *_: Any) -> list[Any]:
+def _relate_layout(node: Node, x: Any) -> None:
     """It requires nothing: it prints what the other operations lead to."""
-    x = node.operands["x"]
     if isinstance(x, Access) and isinstance(node.reference(x), Memory):
         part = node.part(x)
         if part.space is not types.GMEM:
             node.network.array(part)
-    return []

@@ -19,7 +19,7 @@ from pallas_gpu.emitters.registers import default_placement, spread_layout
 from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.access_plan import Kind
-from pallas_gpu.lowering import notes
+from pallas_gpu.lowering import notes, slow
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
@@ -69,7 +69,7 @@ def placed_access(
       default: the layout if nothing determines one; None for that of the shape.
     """
     params, infers = ctx.eqn.params, ctx.kernel.layouts.infers
-    operands = ctx.operands(invals, numbers=False)
+    operands = ctx.operands(invals)
     shape, dtype = tuple(params["shape"]), np.dtype(params["dtype"])
     mask, others = operands["mask"], [operands[name] for name in extra]
     rank = rank_of(ctx, params["cta_axes"], operands["cta"])
@@ -133,20 +133,18 @@ def related_access(
 
 
 @relates(load_indexed_p)
-def _relate_load(node: Node, *_: Any) -> Symbol:
+def _relate_load(node: Node, *_: Any, layout: Any) -> Symbol:
     (aval,) = node.op.results
     variable = related_access(node, "src", "other")
     if variable is None:
         return node.scalar(aval)
     loaded = node.make(variable, aval, "loaded")
-    layout = node.params["layout"]
     return loaded if layout is None else shapes.related_cast(node, loaded, layout)
 
 
 @relates(store_indexed_p)
-def _relate_store(node: Node, *_: Any) -> list[Any]:
+def _relate_store(node: Node, *_: Any) -> None:
     related_access(node, "dst", "value")
-    return []
 
 
 def _default_placement(shape: tuple[int, ...], dtype: np.dtype) -> Placement | None:
@@ -160,8 +158,7 @@ def _default_placement(shape: tuple[int, ...], dtype: np.dtype) -> Placement | N
 
 
 @emits(load_indexed_p)
-def _load(ctx: RuleContext, *invals: Any) -> Any:
-    layout = ctx.eqn.params["layout"]
+def _load(ctx: RuleContext, *invals: Any, layout: Any) -> Any:
     elements, (other,), placement = placed_access(
         ctx, invals, "src", "other", layout=layout
     )
@@ -171,17 +168,16 @@ def _load(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @emits(store_indexed_p)
-def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
+def _store(ctx: RuleContext, *invals: Any) -> None:
     elements, (value,), placement = placed_access(ctx, invals, "dst", "value")
     _note(elements, placement, "store")
     with ctx.in_order():
         indexed.store(elements, placement, value)
-    return []
 
 
 def _note(elements: indexed.Elements, layout: Placement | None, kind: Kind) -> None:
     notes.take(
-        lambda: notes.by_element(
+        lambda: slow.by_element_note(
             elements.view, layout, kind, indexed.adjacent_elements(elements, layout)
         )
     )

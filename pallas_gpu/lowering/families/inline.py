@@ -36,10 +36,9 @@ from pallas_gpu.program.nodes import Access
 
 
 @emits(inline.inline_mgpu_p)
-def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
-    code, handles = ctx.op.params["code"], inline.handles()
-    named = ctx.operands(invals, numbers=False)
-    operands = [x["operand"] for x in named]
+def _inline(ctx: RuleContext, *invals: Any, code: Any) -> list[Any]:
+    handles = inline.handles()
+    operands = [x["operand"] for x in ctx.operands(invals)]
     ordered = code.synchronized and any(_may_be_written(ctx, x) for x in operands)
     with ctx.in_order() if ordered else contextlib.nullcontext():
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
@@ -175,18 +174,16 @@ def _count_waits(ctx: RuleContext, x: Reference, bits: ir.Value) -> None:
 
 
 @relates(inline.inline_mgpu_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
+def _relate(node: Node, *_: Any, code: Any) -> list[Any]:
     """Arrays have the layouts that are declared, those in SMEM the transforms."""
-    code = node.params["code"]
     for i, named in enumerate(node.operands):
-        _relate_operand(node, i, named["operand"])
+        _relate_operand(node, i, named["operand"], code)
     return [
         _related_result(node, i, code.made[i], x) for i, x in enumerate(node.op.results)
     ]
 
 
-def _relate_operand(node: Node, i: int, x: Any) -> None:
-    code = node.params["code"]
+def _relate_operand(node: Node, i: int, x: Any, code: Any) -> None:
     if isinstance(x, Access):
         memory = node.reference(x)
         if isinstance(memory, Memory) and memory.space is types.SMEM:
@@ -270,8 +267,8 @@ def _text(layout: Any) -> str:
 
 
 @emits(inline.inline_ptx_p)
-def _ptx(ctx: RuleContext, *operands: Any) -> list[Any]:
-    params, shape = ctx.op.params, ctx.op.params["shape"]
+def _ptx(ctx: RuleContext, *operands: Any, shape: tuple[int, ...]) -> list[Any]:
+    params = ctx.op.params
     made = [dtypes.np.dtype(x) for x in params["dtypes"]]
     elements, layout = _elements(ctx, operands, shape)
     columns = asm.assemble(
@@ -314,9 +311,8 @@ def _elements(
 
 
 @relates(inline.inline_ptx_p)
-def _relate_ptx(node: Node, *operands: Any) -> list[Any]:
+def _relate_ptx(node: Node, *operands: Any, shape: tuple[int, ...]) -> list[Any]:
     """All arrays have one layout."""
-    shape = node.params["shape"]
     if not shape:
         return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
     found = (related_wide(node, i, x, shape) for i, x in enumerate(operands))

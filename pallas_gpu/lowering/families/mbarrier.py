@@ -18,7 +18,7 @@ from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.indexed import rank_of
-from pallas_gpu.lowering.references import Reference
+from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.mbarrier import (
     barrier_arrive_p,
@@ -41,34 +41,33 @@ def barrier_pointer(ctx: RuleContext, barrier: Reference) -> ir.Value:
 
 
 @emits(barrier_arrive_p)
-def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    barrier, predicate = operands["barrier"], operands["predicate"]
+def _arrive(
+    ctx: RuleContext, barrier: Reference, predicate: Any, cta: Any, *,
+    orders_tensor_core: bool, num_arrivals: int,
+) -> None:  # fmt: skip
     pointer = barrier_pointer(ctx, barrier)
     with predicated(predicate_value(predicate)):
-        orders = ctx.eqn.params["orders_tensor_core"]
-        count = ctx.eqn.params["num_arrivals"]
-        if reached := _reached(ctx, barrier.handle.barrier, operands["cta"]):
+        if reached := _reached(ctx, barrier.handle.barrier, cta):
             cluster.arrive(
                 pointer,
                 *reached,
                 memory_scope=_arrival_scope(ctx, barrier.handle.barrier),
-                orders_tensor_core=orders,
-                count=count,
+                orders_tensor_core=orders_tensor_core,
+                count=num_arrivals,
             )
         else:
-            mbarrier.arrive(pointer, orders_tensor_core=orders, count=count)
-    return []
+            mbarrier.arrive(
+                pointer, orders_tensor_core=orders_tensor_core, count=num_arrivals
+            )
 
 
 @emits(barrier_expect_p)
-def _expect(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    barrier = operands["barrier"]
+def _expect(
+    ctx: RuleContext, barrier: Reference, predicate: Any, *, num_bytes: int
+) -> None:
     pointer = barrier_pointer(ctx, barrier)
-    with predicated(predicate_value(operands["predicate"])):
-        mbarrier.expect_tx(pointer, ctx.eqn.params["num_bytes"])
-    return []
+    with predicated(predicate_value(predicate)):
+        mbarrier.expect_tx(pointer, num_bytes)
 
 
 def _reached(
@@ -76,7 +75,7 @@ def _reached(
 ) -> list[cluster.Group]:
     """Returns the CTAs in which an arrival counts, also that at `cta`; or none."""
     if cta is not None:
-        other = rank_of(ctx, ctx.eqn.params["cta_axes"], cta)
+        other = rank_of(ctx, ctx.eqn.params["cta_axes"], list(map(index_value, cta)))
         return [dataclasses.replace(cluster_group(ctx, ()), ranks=(other,))]
     if not isinstance(barrier, types.ClusterBarrier):
         return []
@@ -98,30 +97,25 @@ def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
 
 def predicate_value(predicate: Any) -> ir.Value | None:
     """Returns the predicate operand of an operation as an i1; None means always."""
-    if predicate is None:
-        return None
-    if isinstance(predicate, bool):
-        predicate = vals.constant(predicate, "bool")
-    return vals.scalar_value(predicate)
+    return None if predicate is None else vals.scalar_value(predicate)
 
 
 @emits(barrier_wait_p)
-def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
-    waited = _Waited.of(ctx, invals)
+def _wait(ctx: RuleContext, barrier: Reference, *, orders_tensor_core: bool) -> None:
+    waited = _Waited.of(ctx, barrier)
     if waited.scope is not None:
         cluster.wait(waited.pointer, waited.parity, waited.scope)
     else:
         mbarrier.wait(waited.pointer, waited.parity)
-    if ctx.eqn.params["orders_tensor_core"]:
+    if orders_tensor_core:
         mbarrier.fence_after_wait()
     _fence_copies(ctx)
     parities.flip(ctx.kernel, waited.handle, waited.index)
-    return []
 
 
 @emits(barrier_test_p)
-def _test(ctx: RuleContext, *invals: Any) -> Any:
-    waited = _Waited.of(ctx, invals)
+def _test(ctx: RuleContext, barrier: Reference, *, orders_tensor_core: bool) -> Any:
+    waited = _Waited.of(ctx, barrier)
     if waited.scope is not None:
         done = cluster.test(waited.pointer, waited.parity, waited.scope)
     else:
@@ -129,7 +123,7 @@ def _test(ctx: RuleContext, *invals: Any) -> Any:
     # All threads have to continue in the same way, and each has to have seen the phase
     # complete, so that each sees what has arrived.
     done = mbarrier.agree(done)
-    if ctx.eqn.params["orders_tensor_core"]:
+    if orders_tensor_core:
         mbarrier.fence_after_wait()
     _fence_copies(ctx)
     parities.flip(ctx.kernel, waited.handle, waited.index, where=done)
@@ -161,8 +155,7 @@ class _Waited:
     scope: cluster.MemoryScope | None
 
     @classmethod
-    def of(cls, ctx: RuleContext, invals: Sequence[Any]) -> _Waited:
-        barrier = ctx.operands(invals)["barrier"]
+    def of(cls, ctx: RuleContext, barrier: Reference) -> _Waited:
         handle: vals.BarrierHandle = barrier.handle
         index = barrier.element()
         pointer = barrier_pointer(ctx, barrier)

@@ -12,8 +12,8 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.emitters.module import KernelBuilder
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.references import Reference
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.profiler import (
     profile_mark_p,
     profile_start_p,
@@ -21,17 +21,11 @@ from pallas_gpu.primitives.profiler import (
 )
 
 
-@emits(profile_start_p)
-def _start(ctx: RuleContext, *invals: Any) -> list[Any]:
-    kernel, builder = ctx.kernel, ctx.builder
-    index = ctx.operands(invals)["traces"].handle.buffer_index
-    kernel.recorder = Recorder(
-        ctx.op.params["recording"],
-        builder.buffers[index],
-        _number(builder),
-        ctx.op.params["names"],
-    )
-    return []
+@emits(profile_start_p, traces=None)
+def _start(ctx: RuleContext, traces: Reference, *, recording: Any, names: Any) -> None:
+    builder = ctx.builder
+    buffer = builder.buffers[traces.handle.buffer_index]
+    ctx.kernel.recorder = Recorder(recording, buffer, _number(builder), names)
 
 
 def _number(builder: KernelBuilder) -> ir.Value:
@@ -47,17 +41,10 @@ def _number(builder: KernelBuilder) -> ir.Value:
 
 
 @emits(profile_mark_p)
-def _mark(ctx: RuleContext) -> list[Any]:
-    ctx.kernel.recorder.mark(ctx.op.params["tag"])
-    return []
+def _mark(ctx: RuleContext, *, tag: int) -> None:
+    ctx.kernel.recorder.mark(tag)
 
 
-@emits(profile_stop_p)
-def _stop(ctx: RuleContext, *_: Any) -> list[Any]:
+@emits(profile_stop_p, traces=None)
+def _stop(ctx: RuleContext, *_: Any) -> None:
     ctx.kernel.recorder.stop()
-    return []
-
-
-@relates(profile_start_p, profile_stop_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    return []

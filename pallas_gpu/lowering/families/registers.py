@@ -36,9 +36,8 @@ from pallas_gpu.program.nodes import Access
 
 
 @emits(load_p)
-def _load(ctx: RuleContext, *invals: Any) -> Any:
-    params, src = ctx.op.params, ctx.operands(invals)["src"]
-    return read_memory(ctx, src, params["layout"], params["optimized"])
+def _load(ctx: RuleContext, src: Reference, *, layout: Any, optimized: Any) -> Any:
+    return read_memory(ctx, src, layout, optimized)
 
 
 def read_memory(
@@ -68,11 +67,8 @@ def read_memory(
 
 
 @emits(store_p)
-def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals, numbers=False)
-    optimized = ctx.op.params["optimized"]
-    write_memory(ctx, operands["dst"], operands["value"], optimized)
-    return []
+def _store(ctx: RuleContext, dst: Reference, value: Any, *, optimized: Any) -> None:
+    write_memory(ctx, dst, value, optimized)
 
 
 def write_memory(
@@ -157,81 +153,68 @@ def _is_optimized(part: Part, optimized: bool | None) -> bool:
 
 
 @relates(load_p)
-def _relate_load(node: Node, *_: Any) -> Symbol:
-    params = node.params
-    return relate_read(
-        node, node.operands["src"], params["layout"], params["optimized"]
-    )
+def _relate_load(node: Node, src: Access, *, layout: Any, optimized: Any) -> Symbol:
+    return relate_read(node, src, layout, optimized)
 
 
 @relates(store_p)
-def _relate_store(node: Node, *_: Any) -> list[Any]:
-    operands = node.operands
-    relate_write(node, operands["dst"], operands["value"], node.params["optimized"])
-    return []
+def _relate_store(node: Node, dst: Access, value: Symbol, *, optimized: Any) -> None:
+    relate_write(node, dst, value, optimized)
 
 
 @relates(_jax.get_p)
-def _relate_get(node: Node, *_: Any) -> Symbol:
-    return relate_read(node, node.operands["ref"])
+def _relate_get(node: Node, ref: Access) -> Symbol:
+    return relate_read(node, ref)
 
 
 @relates(_jax.swap_p)
-def _relate_swap(node: Node, *_: Any) -> Symbol:
-    access, (aval,) = node.operands["ref"], node.op.results
-    old = node.defer("splat", aval)
+def _relate_swap(node: Node, ref: Access, value: Symbol) -> Symbol:
+    old = node.defer("splat", node.op.results[0])
     if node.is_read:
-        old = relate_read(node, access)
-    relate_write(node, access, node.operands["value"])
+        old = relate_read(node, ref)
+    relate_write(node, ref, value)
     return old
 
 
 @relates(_jax.addupdate_p)
-def _relate_addupdate(node: Node, *_: Any) -> list[Any]:
-    access, value = node.operands["ref"], node.operands["value"]
-    old = relate_read(node, access, dtype=value.dtype)
+def _relate_addupdate(node: Node, ref: Access, value: Symbol) -> None:
+    old = relate_read(node, ref, dtype=value.dtype)
     cycles = table.lookup("add").cost(np.dtype(value.dtype), False)
-    aval = jax.ShapeDtypeStruct(access.window.shape, value.dtype)
+    aval = jax.ShapeDtypeStruct(ref.window.shape, value.dtype)
     total = node.alike(
         [old, value], aval, ["old", "added"], "total", cycles_per_element=cycles
     )
-    relate_write(node, access, total)
-    return []
+    relate_write(node, ref, total)
 
 
 @relates(layout_cast_p)
-def _relate_layout_cast(node: Node, x: Symbol) -> Symbol:
-    return shapes.related_cast(node, x, node.params["layout"], 0)
+def _relate_layout_cast(node: Node, x: Symbol, *, layout: Any) -> Symbol:
+    return shapes.related_cast(node, x, layout, 0)
 
 
 # --- JAX's reads and writes of references ---------------------------------------------
 
 
 @emits(_jax.get_p)
-def _get(ctx: RuleContext, *invals: Any) -> Any:
-    return _read(ctx, ctx.operands(invals)["ref"], None)
+def _get(ctx: RuleContext, ref: Reference) -> Any:
+    return _read(ctx, ref)
 
 
 @emits(_jax.swap_p)
-def _swap(ctx: RuleContext, *invals: Any) -> Any:
-    operands = ctx.operands(invals, numbers=False)
-    ref, value = operands["ref"], operands["value"]
+def _swap(ctx: RuleContext, ref: Reference, value: Any) -> Any:
     old = _read(ctx, ref, value) if ctx.result_is_read else None
     _write(ctx, ref, value)
     return old
 
 
 @emits(_jax.addupdate_p)
-def _addupdate(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals, numbers=False)
-    ref, value = operands["ref"], operands["value"]
+def _addupdate(ctx: RuleContext, ref: Reference, value: Any) -> None:
     old = _read(ctx, ref, value)
     alike = ctx.kernel.layouts.alike(ctx, [old, value], ["old", "added"])
     _write(ctx, ref, elementwise.apply("add", *alike))
-    return []
 
 
-def _read(ctx: RuleContext, ref: Reference, other: Any) -> Any:
+def _read(ctx: RuleContext, ref: Reference, other: Any = None) -> Any:
     """Loads a part, to combine it with another value if there is one."""
     match ref.handle:
         case vals.AccumulatorHandle():
@@ -257,26 +240,22 @@ def _write(ctx: RuleContext, ref: Reference, value: Any) -> None:
 
 
 @emits(layout_cast_p)
-def _layout_cast(ctx: RuleContext, x: Any) -> Any:
-    if vals.is_scalar(x):
-        return x
-    return ctx.kernel.layouts.cast(ctx, x, ctx.eqn.params["layout"])
+def _layout_cast(ctx: RuleContext, x: Any, *, layout: Any) -> Any:
+    return x if vals.is_scalar(x) else ctx.kernel.layouts.cast(ctx, x, layout)
 
 
 # --- registers per thread -------------------------------------------------------------
 
 
 @emits(set_max_registers_p)
-def _set_max_registers(ctx: RuleContext) -> list[Any]:
-    params = ctx.eqn.params
-    wgmma_emitter.set_max_registers(params["n"], params["action"])
-    return []
+def _set_max_registers(ctx: RuleContext, *, n: int, action: Any) -> None:
+    wgmma_emitter.set_max_registers(n, action)
 
 
 # --- promises about indices -----------------------------------------------------------
 
 
 @emits(multiple_of_p)
-def _multiple_of(ctx: RuleContext, x: Any) -> Any:
-    promised = scalars.promise(vals.scalar_value(x), ctx.eqn.params["divisor"])
+def _multiple_of(ctx: RuleContext, x: Any, *, divisor: int) -> Any:
+    promised = scalars.promise(vals.scalar_value(x), divisor)
     return elementwise.scalar(promised, vals.numpy_dtype(ctx.eqn.invars[0].aval))

@@ -21,15 +21,14 @@ from pallas_gpu.lowering.rules import emits, relates
 
 
 @emits("broadcast_in_dim")
-def _broadcast(ctx: RuleContext, x: Any) -> Any:
-    dims = tuple(ctx.eqn.params["broadcast_dimensions"])
+def _broadcast(ctx: RuleContext, x: Any, *, broadcast_dimensions: Any) -> Any:
+    dims = tuple(broadcast_dimensions)
     return regs.broadcast_in_dim(ctx.operand(x), ctx.out_aval.shape, dims)
 
 
 @relates("broadcast_in_dim")
-def _relate_broadcast(node: Node, x: Symbol) -> Symbol:
-    dims = tuple(node.params["broadcast_dimensions"])
-    return related_broadcast(node, x, node.op.results[0], dims)
+def _relate_broadcast(node: Node, x: Symbol, *, broadcast_dimensions: Any) -> Symbol:
+    return related_broadcast(node, x, node.op.results[0], tuple(broadcast_dimensions))
 
 
 def related_broadcast(
@@ -54,9 +53,9 @@ def _relate_iota(node: Node) -> Symbol:
 
 
 @relates("transpose")
-def _relate_transpose(node: Node, x: Symbol) -> Symbol:
-    permutation = tuple(node.params["permutation"])
-    result = node.related(x, node.op.results[0], relations.Transpose(permutation))
+def _relate_transpose(node: Node, x: Symbol, *, permutation: Any) -> Symbol:
+    relation = relations.Transpose(tuple(permutation))
+    result = node.related(x, node.op.results[0], relation)
     for symbol in (x, result):
         if symbol.port is not None:
             symbol.port.cell.transposed = True
@@ -97,17 +96,16 @@ def _origin(x: Symbol) -> str:
 
 
 @emits("iota")
-def _iota(ctx: RuleContext) -> Any:
+def _iota(ctx: RuleContext, *, dimension: int) -> Any:
     aval = ctx.out_aval
-    return regs.iota(vals.numpy_dtype(aval), aval.shape, ctx.eqn.params["dimension"])
+    return regs.iota(vals.numpy_dtype(aval), aval.shape, dimension)
 
 
 # --- transposes and slices ------------------------------------------------------------
 
 
 @emits("transpose")
-def _transpose(ctx: RuleContext, x: Any) -> Any:
-    permutation = tuple(ctx.eqn.params["permutation"])
+def _transpose(ctx: RuleContext, x: Any, *, permutation: Any) -> Any:
     if isinstance(x, regs.Splat):
         return regs.Splat(x.value, x.dtype, ctx.out_aval.shape)
-    return regs.transpose(ctx.kernel.layouts.linear(ctx, x), permutation)
+    return regs.transpose(ctx.kernel.layouts.linear(ctx, x), tuple(permutation))

@@ -18,27 +18,26 @@ from pallas_gpu.lowering.families.mbarrier import (
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives import tma as primitives
+from pallas_gpu.program.nodes import Access
 from pallas_gpu.types import CopyPartition, OOBFillMode
 
 
 @emits(primitives.copy_gmem_to_smem_p)
-def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
-    axes = ctx.eqn.params["collective_axes"]
+def _copy_gmem_to_smem(
+    ctx: RuleContext, src, dst, barrier, predicate, *,
+    collective_axes, leader_tracked, cache_hint, oob_mode,
+) -> None:  # fmt: skip
+    group = cluster_group(ctx, collective_axes) if collective_axes else None
     tma.copy_gmem_to_smem(
         ctx.builder,
         ctx.view(src),
         ctx.view(dst),
         barrier_pointer(ctx, barrier),
-        **_shared_by(
-            cluster_group(ctx, axes) if axes else None, ctx.eqn.params["leader_tracked"]
-        ),
-        predicate=predicate_value(operands["predicate"]),
-        cache_hint=ctx.eqn.params["cache_hint"],
-        oob_mode=ctx.eqn.params["oob_mode"],
+        **_shared_by(group, leader_tracked),
+        predicate=predicate_value(predicate),
+        cache_hint=cache_hint,
+        oob_mode=oob_mode,
     )
-    return []
 
 
 def _shared_by(group: Group | None, partition: CopyPartition | None) -> dict[str, Any]:
@@ -51,83 +50,72 @@ def _shared_by(group: Group | None, partition: CopyPartition | None) -> dict[str
 
 
 @emits(primitives.copy_smem_to_gmem_p)
-def _copy_smem_to_gmem(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    src, dst = operands["src"], operands["dst"]
-    with predicated(predicate_value(operands["predicate"])):
+def _copy_smem_to_gmem(
+    ctx: RuleContext, src, dst, predicate, *, reduction_op, cache_hint, commit_group
+) -> None:
+    with predicated(predicate_value(predicate)):
         tma.copy_smem_to_gmem(
             ctx.builder,
             ctx.view(src),
             ctx.view(dst),
-            reduction=ctx.eqn.params["reduction_op"],
+            reduction=reduction_op,
             commit=False,
-            cache_hint=ctx.eqn.params["cache_hint"],
+            cache_hint=cache_hint,
         )
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
-    if ctx.eqn.params["commit_group"]:
+    if commit_group:
         tma.commit_group()
-    return []
 
 
 @relates(primitives.copy_gmem_to_smem_p)
-def _relate_load(node: Node, *_: Any) -> list[Any]:
-    params, operands = node.params, node.operands
-    axes = params["collective_axes"]
+def _relate_load(
+    node: Node, src, dst, *, collective_axes, leader_tracked, oob_mode
+) -> None:
     pieces = 1
-    if not isinstance(params["leader_tracked"], CopyPartition.PARTITIONED):
-        pieces = math.prod(node.network.sizes[axis] for axis in axes or ())
+    if not isinstance(leader_tracked, CopyPartition.PARTITIONED):
+        pieces = math.prod(node.network.sizes[axis] for axis in collective_axes or ())
     node.use(
-        node.part(operands["dst"]),
+        node.part(dst),
         "copy",
-        other=node.part(operands["src"]),
+        other=node.part(src),
         pieces=pieces,
-        allow_line=not axes,
-        in_bounds=params["oob_mode"] is OOBFillMode.PROMISE_IN_BOUNDS,
+        allow_line=not collective_axes,
+        in_bounds=oob_mode is OOBFillMode.PROMISE_IN_BOUNDS,
     )
-    return []
 
 
 @relates(primitives.copy_smem_to_gmem_p)
-def _relate_store(node: Node, *_: Any) -> list[Any]:
-    operands = node.operands
-    source, target = node.part(operands["src"]), node.part(operands["dst"])
-    node.use(source, "copy", other=target, allow_line=True)
-    return []
+def _relate_store(node: Node, src: Access, dst: Access) -> None:
+    node.use(node.part(src), "copy", other=node.part(dst), allow_line=True)
 
 
 # --- groups and fences ----------------------------------------------------------------
 
 
 @emits(primitives.commit_group_p)
-def _commit_group(ctx: RuleContext) -> list[Any]:
+def _commit_group(ctx: RuleContext) -> None:
     tma.commit_group()
-    return []
 
 
 @emits(primitives.wait_smem_to_gmem_p)
-def _wait_smem_to_gmem(ctx: RuleContext) -> list[Any]:
-    params = ctx.eqn.params
-    tma.wait_group(params["n"], params["wait_read_only"])
-    return []
+def _wait_smem_to_gmem(ctx: RuleContext, *, n: int, wait_read_only: bool) -> None:
+    tma.wait_group(n, wait_read_only)
 
 
 @emits(primitives.commit_smem_p)
-def _commit_smem(ctx: RuleContext) -> list[Any]:
+def _commit_smem(ctx: RuleContext) -> None:
     tma.fence_proxy_async()
     mbarrier.synchronize()
-    return []
 
 
 @emits(primitives.fence_smem_p)
-def _fence_smem(ctx: RuleContext) -> list[Any]:
+def _fence_smem(ctx: RuleContext, *, remote: bool) -> None:
     # What follows synchronizes the threads before it signals to others.
-    tma.fence_proxy_async(of_cluster=ctx.eqn.params["remote"])
-    return []
+    tma.fence_proxy_async(of_cluster=remote)
 
 
 @emits(primitives.commit_gmem_p)
-def _commit_gmem(ctx: RuleContext) -> list[Any]:
+def _commit_gmem(ctx: RuleContext) -> None:
     tma.fence_proxy_async_global()
     mbarrier.synchronize()
-    return []

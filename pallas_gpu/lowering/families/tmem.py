@@ -26,6 +26,7 @@ from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives.tensor_cores import tmem as primitives
+from pallas_gpu.program.nodes import Access
 
 # --- arrays ---------------------------------------------------------------------------
 
@@ -40,10 +41,8 @@ def new_array(ctx: RuleContext, aval: Any, first_column: int) -> vals.TmemHandle
 
 
 @emits(primitives.async_load_tmem_p)
-def _load(ctx: RuleContext, *invals: Any) -> Any:
-    view, layout = ctx.view(ctx.operands(invals)["src"]), ctx.eqn.params["layout"]
-    loaded = _load_view(view, layout, ctx.target("loaded"))
-    return ctx.operand(loaded)
+def _load(ctx: RuleContext, src: Reference, *, layout: Any) -> Any:
+    return ctx.operand(_load_view(ctx.view(src), layout, ctx.target("loaded")))
 
 
 def _load_view(
@@ -71,10 +70,8 @@ def write(ctx: RuleContext, ref: Reference, value: Any) -> None:
 
 
 @emits(primitives.async_store_tmem_p)
-def _store_rule(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    _store(ctx, ctx.view(operands["ref"]), operands["value"])
-    return []
+def _store_rule(ctx: RuleContext, ref: Reference, value: Any) -> None:
+    _store(ctx, ctx.view(ref), value)
 
 
 def _store(ctx: RuleContext, part: Any, value: Any) -> None:
@@ -98,29 +95,24 @@ def _store(ctx: RuleContext, part: Any, value: Any) -> None:
 
 
 @emits(primitives.wait_load_tmem_p)
-def _wait_load(ctx: RuleContext) -> list[Any]:
+def _wait_load(ctx: RuleContext) -> None:
     tmem.wait_loads()
-    return []
 
 
 @emits(primitives.commit_tmem_p)
-def _commit(ctx: RuleContext) -> list[Any]:
+def _commit(ctx: RuleContext) -> None:
     tmem.wait_stores()
-    return []
 
 
 @relates(primitives.async_load_tmem_p)
-def _relate_load(node: Node, *_: Any) -> Symbol:
-    (aval,), layout = node.op.results, node.params["layout"]
-    loaded = related_load(node, node.part(node.operands["src"]), aval)
+def _relate_load(node: Node, src: Access, *, layout: Any) -> Symbol:
+    loaded = related_load(node, node.part(src), node.op.results[0])
     return loaded if layout is None else shapes.related_cast(node, loaded, layout)
 
 
 @relates(primitives.async_store_tmem_p)
-def _relate_store(node: Node, *_: Any) -> list[Any]:
-    operands = node.operands
-    related_store(node, node.part(operands["ref"]), operands["value"])
-    return []
+def _relate_store(node: Node, ref: Access, value: Symbol) -> None:
+    related_store(node, node.part(ref), value)
 
 
 def related_load(node: Node, part: Any, aval: Any, slot: Any = "loaded") -> Symbol:

@@ -22,25 +22,22 @@ from pallas_gpu.primitives.warp import warp_map_p
 
 
 @emits(warp_map_p)
-def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
+def _warp_map(ctx: RuleContext, *captured: Any, axis_name: Any) -> None:
     # A warp may access what other warps were using before, and the warpgroup continues
     # with the effects of all of them.
     mbarrier.warpgroup_barrier()
     number = elementwise.scalar(ctx.builder.threads.warp, I32)
-    axes, name = ctx.kernel.axes, ctx.eqn.params["axis_name"]
-    if name is not None:
-        axes[name] = ctx.builder.threads.warp
+    if axis_name is not None:
+        ctx.kernel.axes[axis_name] = ctx.builder.threads.warp
     with ctx.builder.in_warp():
         ctx.run(0, [*captured, number])
-    axes.pop(name, None)
+    ctx.kernel.axes.pop(axis_name, None)
     mbarrier.warpgroup_barrier()
-    return []
 
 
 @relates(warp_map_p)
-def _relate(node: Node, *captured: Any) -> list[Any]:
+def _relate(node: Node, *captured: Any) -> None:
     outer, node.network.in_warp = node.network.in_warp, True
     number = node.scalar(node.op.regions[0].inputs[-1], "number")
     node.run(0, [*captured, number])
     node.network.in_warp = outer
-    return []

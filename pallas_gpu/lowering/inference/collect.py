@@ -176,6 +176,10 @@ class Node:
             self.op.operands,
         )
 
+    def named(self, names: Sequence[str], inputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns the operands of some names."""
+        return [self.operands[name] for name in names]
+
     @property
     def is_read(self) -> bool:
         """Whether anything reads the single result."""
@@ -468,7 +472,7 @@ class Network(networks.Network):
             self.steps.append(step)
             results = rules.get(op.primitive, without_arrays)(node, *inputs)
             if not isinstance(results, list | tuple):
-                results = [results]
+                results = [] if results is None else [results]
             step.results.extend(results)
             env.update(zip(op.results, results, strict=True))
         results = [self.read(x, env) for x in region.results]

@@ -18,7 +18,7 @@ from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfi
 from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import APPROXIMATE, Operands, Problem
-from pallas_gpu.ops.rules import Array, Factor, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Factor, Interpret, aligned, vary_alike
 
 _BLACKWELL_HEAD_DIMS = 64, 128
 
@@ -144,8 +144,8 @@ def attention(
     if narrow.is_narrow(q.dtype):
         _check_narrow(chosen, packed)
         depth = narrow.DEPTH
-    deep = [operands.padded(y, depth) for y in (q, k)]
-    x = x._replace(q=deep[0], k=deep[1], v=operands.padded(v))
+    deep = [aligned(y, depth) for y in (q, k)]
+    x = x._replace(q=deep[0], k=deep[1], v=aligned(v, operands.HEAD_DIM_MULTIPLE))
     params = compiler_params or APPROXIMATE
     if isinstance(chosen, BlackwellAttentionConfig):
         params = dataclasses.replace(params, target=arch.SM_100A.name)
@@ -180,27 +180,17 @@ def _chosen(
     compiler_params: plgpu.CompilerParams | None,
     head_dim: int,
 ) -> AttentionConfig | BlackwellAttentionConfig:
-    """Returns the configuration, or any; its type says which kernel is meant.
-
-    Raises:
-      ArgumentError: the one given is for another target than the parameters.
-    """
+    """Returns the configuration, or any; its type says which kernel is meant."""
     if config is None:
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)
         return AttentionConfig()
-    given = None if compiler_params is None else compiler_params.target
-    is_for_hopper = isinstance(config, AttentionConfig)
-    needed = arch.Feature.WGMMA if is_for_hopper else arch.Feature.TCGEN05
-    if given is None or arch.target(given).has(needed):
-        return config
-    raise errors.ArgumentError(
-        "attention: the configuration is for another target",
-        expected="AttentionConfig(...) for sm_90a, BlackwellAttentionConfig(...) for "
-        "sm_100a",
-        got=f"{type(config).__name__} and target={given!r}",
-        hint="omit config or target",
-    )
+    needed = {
+        AttentionConfig: arch.Feature.WGMMA,
+        BlackwellAttentionConfig: arch.Feature.TCGEN05,
+    }
+    targets.require("attention", config, compiler_params, needed)
+    return config
 
 
 def _check_for_blackwell(

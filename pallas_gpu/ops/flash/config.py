@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import Positive
+from pallas_gpu.ops.rules import Positive, TileM, TileN
 
 # Registers per thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
@@ -19,6 +19,9 @@ BLACKWELL_TILES, BLACKWELL_ROWS = 2, 128
 
 @expect.arguments(
     stages=expect.integer(1, hint="two stages hide the latency of copies on an H200"),
+    consumers=expect.choice_of(
+        *REGISTERS, hint="2 have 232 registers a thread, 3 have 160"
+    ),
     blocks=expect.optional(
         expect.integer(1, hint="use one per SM, or None for one per tile")
     ),
@@ -47,32 +50,15 @@ class AttentionConfig:
       ArgumentError: sizes that the tensor core does not support.
     """
 
-    rows: int = 64
-    block_kv: int = 128
+    rows: TileM = 64
+    # wgmma: a block of K is the N of one product, and one of V is the K of the other.
+    block_kv: TileN = 128
     stages: int = 2
     consumers: int = 2
     ping_pong: bool = True
     heads_together: Positive = 8
     blocks: int | None = None
     keep_maxima: bool = False
-
-    def __post_init__(self):
-        # wgmma: M is a multiple of 64. A block of K is the N of one product, at most
-        # 256; a block of V is the K of the other, a multiple of 16.
-        if self.rows < 64 or self.rows % 64 or self.block_kv not in range(16, 257, 16):
-            raise errors.ArgumentError(
-                "AttentionConfig: the tensor core does not support this tile",
-                expected="rows a multiple of 64, block_kv a multiple of 16 up to 256",
-                got=f"rows={self.rows}, block_kv={self.block_kv}",
-                hint="start from AttentionConfig()",
-            )
-        if self.consumers not in REGISTERS:
-            raise errors.ArgumentError(
-                "AttentionConfig: invalid number of consumers",
-                expected="2 or 3",
-                got=self.consumers,
-                hint="2 have 232 registers a thread, 3 have 160",
-            )
 
     @classmethod
     @expect.arguments(
@@ -132,20 +118,11 @@ class BlackwellAttentionConfig:
       ArgumentError: sizes that the tensor core does not support.
     """
 
-    block_kv: int = 128
+    # A block of K is the N of one product, one of V the K of the other, whose left
+    # operand is read from TMEM 16 elements at a time.
+    block_kv: TileN = 128
     stages: Positive = 2
     heads_together: Positive = 8
-
-    def __post_init__(self):
-        # A block of K is the N of one product, at most 256. A block of V is the K of
-        # the other, whose left operand is read from TMEM 16 elements at a time.
-        if self.block_kv not in range(16, 257, 16):
-            raise errors.ArgumentError(
-                "BlackwellAttentionConfig: the tensor core does not support this tile",
-                expected="block_kv a multiple of 16 up to 256",
-                got=f"block_kv={self.block_kv}",
-                hint="start from BlackwellAttentionConfig()",
-            )
 
     @classmethod
     @expect.arguments(head_dim=expect.integer(1))
@@ -166,9 +143,11 @@ class BlackwellAttentionConfig:
 
 
 @expect.arguments(
+    block_kv=expect.multiple(64, 256),
+    consumers=expect.integer(1),
     cluster=expect.integer(
         1, 16, hint="1 divides the work evenly, whatever the lengths are"
-    )
+    ),
 )
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
@@ -195,15 +174,7 @@ class DecodeConfig:
     workers: Positive = 132
 
     def __post_init__(self):
-        # wgmma: M is a multiple of 64.
-        if self.block_kv not in range(64, 257, 64):
-            raise errors.ArgumentError(
-                "DecodeConfig: the tensor core does not support this block",
-                expected="block_kv a multiple of 64 up to 256",
-                got=f"block_kv={self.block_kv}",
-                hint="start from DecodeConfig()",
-            )
-        if self.consumers < 1 or self.block_kv % (64 * self.consumers):
+        if self.block_kv % (64 * self.consumers):
             raise errors.ArgumentError(
                 "DecodeConfig: the warpgroups cannot divide a block",
                 expected="block_kv a multiple of 64 * consumers",

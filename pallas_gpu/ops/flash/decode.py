@@ -17,9 +17,16 @@ from pallas_gpu.ops import targets
 from pallas_gpu.ops.flash.config import DecodeConfig
 from pallas_gpu.ops.flash.decode_kernel import make_kernel
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
-from pallas_gpu.ops.flash.operands import check_array, factor
+from pallas_gpu.ops.flash.operands import factor
 from pallas_gpu.ops.flash.problem import APPROXIMATE
-from pallas_gpu.ops.rules import Array, Factor, Interpret, positive
+from pallas_gpu.ops.rules import (
+    Array,
+    Factor,
+    Interpret,
+    check_array,
+    no_types,
+    positive,
+)
 
 _WHO = "decode_attention"
 _MOST_QUERIES, _MOST_DIMS = 8, 256
@@ -261,7 +268,7 @@ def _check(
     _check_types(q, k, v, head_dim)
     if lengths is not None:
         each = "one number of tokens for each sequence"
-        check_array(_WHO, "lengths", lengths, [(batch,)], jnp.int32, each)
+        check_array(_WHO, "lengths", lengths, [(batch,)], each, jnp.int32)
     if paged:
         _check_pages(batch, cache.tokens, page_table)
 
@@ -272,13 +279,9 @@ def _check_types(q: Any, k: Any, v: Any, head_dim: int) -> None:
     if q.dtype not in _WIDE or len({*found[1:]}) > 1 or not (
         narrow or found[1] == found[0]
     ):  # fmt: skip
-        raise errors.DTypeError(
-            "decode_attention: these element types are not supported",
-            expected="float16 or bfloat16 for q; for k and v the same type, or both "
-            + ", ".join(jnp.dtype(d).name for d in _NARROW),
-            got=", ".join(d.name for d in found),
-            hint="convert the operands with astype",
-        )
+        wanted = "float16 or bfloat16 for q; for k and v the same type, or both "
+        wanted += ", ".join(jnp.dtype(d).name for d in _NARROW)
+        raise no_types(_WHO, wanted, q, k, v)
     if narrow and head_dim % 32:
         raise errors.ShapeError(
             "decode_attention: this head_dim is not supported for elements of 8 bits",
@@ -303,7 +306,7 @@ def _check_pages(batch: int, page_size: int, table: Any) -> None:
             got=tuple(table.shape),
             hint="rows of sequences with fewer pages may end in any numbers",
         )
-    check_array(_WHO, "page_table", table, [table.shape], jnp.int32, "")
+    check_array(_WHO, "page_table", table, [table.shape], "", jnp.int32)
 
 
 def _check_target(found: Any) -> None:

@@ -334,16 +334,6 @@ class Scores:
             scores = jnp.maximum(scores, self.hidden)
         return (scores, capped) if keeps_capped else scores
 
-    def derivative(self, capped: jax.Array | None) -> Any:
-        """Returns that of the modified scores, natural units, with respect to q @ k.T.
-
-        Args:
-          capped: see `modified`.
-        """
-        if capped is None:
-            return self.sm_scale
-        return self.sm_scale * (1 - capped * capped)
-
 
 def _trailing(x: Any, like: Any) -> tuple[int, ...]:
     return tuple(range(like.ndim - x.ndim, like.ndim))

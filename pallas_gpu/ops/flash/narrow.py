@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.rules import padded
 
 DTYPE = jnp.float8_e4m3fn
 # K of a product of 8-bit operands: PTX ISA, wgmma.mma_async, shapes.
@@ -44,12 +45,10 @@ def transposed(v: Any) -> Any:
       adjacent; see the head of the file. Rows that are added are zeros.
     """
     batch, kv_len, heads, v_dim = v.shape
-    missing = -kv_len % _GROUP_ROWS
-    if missing:
-        v = jnp.pad(v, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    v = v.reshape(batch, -1, *_GROUP, heads, v_dim)
+    rows = plgpu.align_to(kv_len, _GROUP_ROWS)
+    v = padded(v, rows, axis=1).reshape(batch, -1, *_GROUP, heads, v_dim)
     v = v.transpose(0, 5, 6, 1, 3, 2, 4)
-    return v.reshape(batch, heads, v_dim, kv_len + missing)
+    return v.reshape(batch, heads, v_dim, rows)
 
 
 def probabilities(wide: Any) -> Any:

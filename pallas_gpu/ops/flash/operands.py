@@ -14,7 +14,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands
-from pallas_gpu.ops.rules import positive, result_type
+from pallas_gpu.ops.rules import check_array, no_types, positive, result_type
 
 _LARGEST_HEAD_DIM = 256
 # The tensor core takes 16 elements of a row of Q and of K at a time.
@@ -23,52 +23,14 @@ _BIAS_DTYPES = jnp.float32, jnp.float16, jnp.bfloat16
 _HALVES = jnp.float16, jnp.bfloat16
 
 
-def check_array(
-    who: str,
-    name: str,
-    x: Any,
-    shapes: Sequence[tuple[int, ...]],
-    dtype: Any,
-    each: str,
-) -> None:
-    """Checks an array's shape, one of several, and its element type.
-
-    Args:
-      each: what its elements are, in the hint.
-
-    Raises:
-      ShapeError, DTypeError: they are others.
-    """
-    if tuple(x.shape) not in shapes:
-        *others, last = map(str, dict.fromkeys(shapes))
-        raise errors.ShapeError(
-            f"{who}: the shape of {name} does not match",
-            expected=f"{', '.join(others)} or {last}" if others else last,
-            got=tuple(x.shape),
-            hint=each,
-        )
-    if x.dtype != dtype:
-        wanted = jnp.dtype(dtype).name
-        raise errors.DTypeError(
-            f"{who}: {name} is not of type {wanted}",
-            expected=wanted,
-            got=jnp.dtype(x.dtype).name,
-            hint=f"convert it with astype(jnp.{wanted})",
-        )
-
-
 def factor(
     who: str, name: str, value: Any, shapes: Sequence[tuple[int, ...]], each: str
 ) -> Any:
-    """Returns a factor: a positive number, by default 1.0, or float32 of some shape.
-
-    Raises:
-      ArgumentError, ShapeError, DTypeError: it is neither.
-    """
+    """Returns a factor: a positive number, by default 1.0, or float32 of some shape."""
     if value is None:
         return 1.0
     if hasattr(value, "shape"):
-        check_array(who, name, value, shapes, jnp.float32, each)
+        check_array(who, name, value, shapes, each, jnp.float32)
         return value
     positive(who, name, value, "negate q, or v, instead")
     return float(value)
@@ -106,25 +68,12 @@ def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
             )
     dtypes = {jnp.dtype(x.dtype) for x in (q, k, v)}
     if len(dtypes) > 1 or not (q.dtype in _HALVES or narrow.is_narrow(q.dtype)):
-        raise errors.DTypeError(
-            "attention: these element types are not supported",
-            expected="float16, bfloat16 or float8_e4m3fn for q, k and v",
-            got=", ".join(jnp.dtype(x.dtype).name for x in (q, k, v)),
-            hint="convert the operands with astype",
-        )
-
-
-def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
-    missing = -x.shape[-1] % multiple
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+        wanted = "float16, bfloat16 or float8_e4m3fn for q, k and v"
+        raise no_types("attention", wanted, q, k, v)
 
 
 def result_dtype(dtype: Any, out_dtype: Any) -> Any:
-    """Returns the type of the result.
-
-    Raises:
-      DTypeError: it is not supported for operands of this type.
-    """
+    """Returns the type of the result."""
     of_narrow = jnp.bfloat16, jnp.float16
     allowed = [*map(jnp.dtype, of_narrow if narrow.is_narrow(dtype) else (dtype,))]
     if out_dtype is None:
@@ -138,10 +87,6 @@ def scales(q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Any:
 
     Returns:
       (batch or 1, heads, 2) float32; heads are those of Q.
-
-    Raises:
-      ArgumentError: factors of operands that are not float8, or not positive.
-      ShapeError, DTypeError: factors that do not fit the operands.
     """
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if not narrow.is_narrow(q.dtype):
@@ -216,12 +161,7 @@ def bounds(window: Any) -> tuple[int | None, int | None]:
 
 
 def take(x: Operands, packed: bool) -> Operands:
-    """Returns the operands in their normal form.
-
-    Raises:
-      ShapeError, DTypeError: an array that does not fit q, k and v.
-      ArgumentError: arrays that exclude each other, or that come in pairs.
-    """
+    """Returns the operands in their normal form."""
     _pair("q_segment_ids", x.q_ids, "kv_segment_ids", x.kv_ids)
     _pair("cu_seqlens_q", x.q_starts, "cu_seqlens_kv", x.kv_starts)
     if packed:
@@ -313,9 +253,9 @@ def _with_slopes(x: Operands, batch: int) -> Operands:
     heads, slopes = x.q.shape[-2], x.slopes.astype(jnp.float32)
     shapes = (heads,), (1, heads), (batch, heads)
     each = "one slope for each head of q"
-    check_array("attention", "alibi_slopes", slopes, shapes, jnp.float32, each)
+    check_array("attention", "alibi_slopes", slopes, shapes, each, jnp.float32)
     return x._replace(slopes=slopes.reshape(-1, heads))
 
 
 def _check_integers(name: str, x: Any, shape: tuple[int, ...], each: str) -> None:
-    check_array("attention", name, x, [shape], jnp.int32, each)
+    check_array("attention", name, x, [shape], each, jnp.int32)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors
+from pallas_gpu import arch
 from pallas_gpu.ops import targets
 from pallas_gpu.ops.gemm import (
     blackwell,
@@ -125,11 +125,6 @@ def turned(
 
     The tensor core reads types other than 16-bit ones along K alone. Hopper's kernel
     transposes one float32 operand on its way to the tensor core, its left one.
-
-    Args:
-      p: the problem as the caller states it.
-      config: a configuration, or None.
-      compiler_params: see `choose`.
     """
     if p.dtype.itemsize == 2:
         return ""
@@ -156,21 +151,3 @@ def turned(
 def _cost(p: Problem, config: Any) -> float:
     family = few_heuristic if isinstance(config, SplitMatmulConfig) else heuristic
     return family.cost(p, config)
-
-
-def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> None:
-    """Checks that a configuration is for the target of the parameters.
-
-    Raises:
-      ArgumentError: the parameters have another target.
-    """
-    given = None if compiler_params is None else compiler_params.target
-    if given is None or arch.target(given).has(FAMILIES[type(config)][1]):
-        return
-    raise errors.ArgumentError(
-        "matmul: the configuration is for another target",
-        expected="MatmulConfig(...) or SplitMatmulConfig(...) for sm_90a, "
-        "BlackwellMatmulConfig(...) for sm_100a",
-        got=f"{type(config).__name__} and target={given!r}",
-        hint="omit config or target",
-    )

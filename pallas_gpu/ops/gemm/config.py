@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
+from pallas_gpu.ops.rules import Positive, Stages, Strip, TileK, TileM, TileN
 from pallas_gpu.ops.tiles import CLUSTERS
 
 CONSUMERS = 2
@@ -30,6 +30,18 @@ class Tiling:
     transposed: bool = False
     parts: int = 1
 
+    blocks: int
+
+    def require_cluster(self) -> None:
+        """Raises ArgumentError unless there are the blocks of a cluster."""
+        if self.blocks < self.cluster_size:
+            raise errors.ArgumentError(
+                f"{type(self).__name__}: there are fewer blocks than in a cluster",
+                expected=f"blocks of {self.cluster_size} or more",
+                got=self.blocks,
+                hint="use one per SM",
+            )
+
     @property
     def block_m(self) -> int:
         """Rows of a block's tile."""
@@ -50,6 +62,10 @@ class Tiling:
         """Rows and columns of a cluster's tile."""
         along_m, along_n = CLUSTERS[self.cluster]
         return self.block_m * along_m, self.tile_n * along_n
+
+
+_CLUSTERS = "every GPU can run clusters of up to 8 blocks"
+Splits = Annotated[int, expect.choice_of(1, 2, 4, 8, hint=_CLUSTERS)]
 
 
 @expect.arguments(
@@ -81,11 +97,11 @@ class MatmulConfig(Tiling):
       ArgumentError: sizes that do not match each other or the tensor core.
     """
 
-    tile_m: int = 128
-    tile_n: int = 128
-    tile_k: int = 64
+    tile_m: TileM = 128
+    tile_n: TileN = 128
+    tile_k: TileK = 64
     stages: Stages = 4
-    epilogue_m: int = 64
+    epilogue_m: TileM = 64
     epilogue_n: int = 64
     cluster: Literal["n", "m"] | None = "n"
     minor: Literal["m", "n"] = "m"
@@ -95,24 +111,15 @@ class MatmulConfig(Tiling):
     parts: Positive = 1
 
     def __post_init__(self):
-        m, n, k = self.tile_m, self.tile_n, self.tile_k
-        require_tile("MatmulConfig", m, n, k)
-        parts = self.epilogue_m, self.epilogue_n
-        if min(parts) < 1 or m % parts[0] or n % parts[1] or parts[0] % 64:
+        m, n, parts = self.tile_m, self.tile_n, (self.epilogue_m, self.epilogue_n)
+        if parts[1] < 1 or m % parts[0] or n % parts[1]:
             raise errors.ArgumentError(
                 "MatmulConfig: the epilogue's parts do not divide the tile",
-                expected=f"epilogue_m a multiple of 64 that divides {m}, epilogue_n a "
-                f"divisor of {n}",
+                expected=f"epilogue_m a divisor of {m}, epilogue_n of {n}",
                 got=f"epilogue_m={parts[0]}, epilogue_n={parts[1]}",
                 hint="64 and 64 fit most tiles",
             )
-        if self.blocks < self.cluster_size:
-            raise errors.ArgumentError(
-                "MatmulConfig: there are fewer blocks than in a cluster",
-                expected=f"blocks of {self.cluster_size} or more",
-                got=self.blocks,
-                hint="use one per SM",
-            )
+        self.require_cluster()
 
 
 @expect.arguments()
@@ -135,39 +142,25 @@ class SplitMatmulConfig(Tiling):
       ArgumentError: sizes that do not match each other or the tensor core.
     """
 
-    tile_m: int = 64
+    # wgmma: these are its columns.
+    tile_m: Annotated[int, expect.multiple(8, 256)] = 64
     tile_n: int = 128
-    tile_k: int = 64
+    tile_k: TileK = 64
     stages: Stages = 4
-    warpgroups: int = 2
-    split: int = 1
+    warpgroups: Positive = 2
+    split: Splits = 1
     clusters: Positive = 1
     part_m: int | None = None
     blocks: int = 2 * arch.SM_90A.sm_count
 
     def __post_init__(self):
-        m, n, k = self.tile_m, self.tile_n, self.tile_k
-        # wgmma: N is a multiple of 8 up to 256, K of 16 for 16-bit types.
-        if not 8 <= m <= 256 or m % 8 or k < 16 or k % 16:
-            raise errors.ArgumentError(
-                "SplitMatmulConfig: the tensor core does not support this tile",
-                expected="tile_m a multiple of 8 up to 256, tile_k of 16",
-                got=f"tile_m={m}, tile_k={k}",
-                hint="start from SplitMatmulConfig()",
-            )
-        if self.warpgroups < 1 or n < 1 or n % (64 * self.warpgroups):
+        m, n = self.tile_m, self.tile_n
+        if n < 1 or n % (64 * self.warpgroups):
             raise errors.ArgumentError(
                 "SplitMatmulConfig: the warpgroups do not divide the columns",
                 expected="tile_n a multiple of 64 for each warpgroup",
                 got=f"tile_n={n}, warpgroups={self.warpgroups}",
                 hint="start from SplitMatmulConfig()",
-            )
-        if self.split not in (1, 2, 4, 8):
-            raise errors.ArgumentError(
-                "SplitMatmulConfig: invalid division of K",
-                expected="split 1, 2, 4 or 8",
-                got=f"split={self.split}",
-                hint="every GPU can run clusters of up to 8 blocks",
             )
         part = self.part
         if part < 8 or part % 8 or m % part:
@@ -214,11 +207,7 @@ class ScaledMatmulConfig(Tiling):
       tile_n: columns of a block's tile; 128 where there are scales of blocks.
       consumers: warpgroups that multiply, 2 or 3; a block has as many tiles of rows.
       stages: SMEM buffers of the ring.
-      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
-        A, `"m"` the columns of B, None has no clusters.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
+      cluster, minor, strip, blocks: as of `MatmulConfig`.
       zigzag: whether every other tile of a block goes through K backwards: it often
         needs the same columns of B as the one before, whose last part the L2 still
         holds. The last bits of a sum then depend on the position of its tile: equal
@@ -228,10 +217,10 @@ class ScaledMatmulConfig(Tiling):
       ArgumentError: sizes that do not match each other or the tensor core.
     """
 
-    tile_m: int = 128
-    tile_n: int = 128
-    consumers: int = 2
-    stages: int = 4
+    tile_m: Annotated[int, expect.choice_of(64, 128)] = 128
+    tile_n: Annotated[int, expect.multiple(32, 256)] = 128
+    consumers: Annotated[int, expect.choice_of(2, 3)] = 2
+    stages: Stages = 4
     cluster: Literal["n", "m"] | None = "n"
     minor: Literal["n", "m"] = "n"
     strip: Strip = 8
@@ -241,30 +230,13 @@ class ScaledMatmulConfig(Tiling):
     tile_k: ClassVar[int] = BLOCK
 
     def __post_init__(self):
-        m, n = self.tile_m, self.tile_n
-        supported = m in (64, 128) and 32 <= n <= 256 and n % 32 == 0
-        if not supported or self.consumers not in (2, 3):
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: these tiles are not supported",
-                expected="tile_m 64 or 128, tile_n a multiple of 32 up to 256, "
-                "2 or 3 consumers",
-                got=f"tile_m={m}, tile_n={n}, consumers={self.consumers}",
-                hint="start from ScaledMatmulConfig()",
-            )
-        if self.stages < 2 or self.blocks < self.cluster_size:
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: there are too few stages or blocks",
-                expected=f"2 stages and {self.cluster_size} blocks or more",
-                got=f"stages={self.stages}, blocks={self.blocks}",
-                hint="use 4 stages, and one block per SM",
-            )
+        self.require_cluster()
 
 
 @expect.arguments(
     rows=expect.choice_of(64, 128, 256),
-    tokens=expect.integer(16, 128),
+    tokens=expect.multiple(16, 128),
     stages=expect.integer(2),
-    splits=expect.choice_of(1, 2, 4, 8),
     warpgroups=expect.choice_of(1, 2, 4),
     blocks=expect.optional(expect.integer(1)),
 )
@@ -291,19 +263,12 @@ class LinearFewConfig:
     rows: int = 64
     tokens: int = 16
     stages: int = 4
-    splits: int = 1
+    splits: Splits = 1
     warpgroups: int = 1
     resident: bool = False
     blocks: int | None = None
 
     def __post_init__(self):
-        if self.tokens % 16:
-            raise errors.ArgumentError(
-                "LinearFewConfig: the tensor core does not support this tile",
-                expected="tokens a multiple of 16",
-                got=f"tokens={self.tokens}",
-                hint="start from LinearFewConfig()",
-            )
         if self.warpgroups % self.across:
             raise errors.ArgumentError(
                 "LinearFewConfig: the warpgroups do not divide the tile",
@@ -407,11 +372,11 @@ class RaggedDotConfig(Tiling):
       ArgumentError: sizes that do not match each other or the tensor core.
     """
 
-    tile_m: int = 64
-    tile_n: int = 256
-    tile_k: int = 64
+    tile_m: TileM = 64
+    tile_n: TileN = 256
+    tile_k: TileK = 64
     stages: Stages = 4
-    epilogue_n: int = 32
+    epilogue_n: TileN = 32
     strip: Strip = 16
     blocks: Positive = arch.SM_90A.sm_count
     consumers: int = CONSUMERS
@@ -433,12 +398,10 @@ class RaggedDotConfig(Tiling):
         )
 
     def __post_init__(self):
-        m, n, k = self.tile_m, self.tile_n, self.tile_k
-        require_tile("RaggedDotConfig", m, n, k)
-        if self.epilogue_n < 16 or self.epilogue_n % 16 or n % self.epilogue_n:
+        if self.tile_n % self.epilogue_n:
             raise errors.ArgumentError(
                 "RaggedDotConfig: the epilogue's parts do not divide the tile",
-                expected=f"epilogue_n a multiple of 16 that divides {n}",
+                expected=f"epilogue_n a multiple of 16 that divides {self.tile_n}",
                 got=f"epilogue_n={self.epilogue_n}",
                 hint="32 fits most tiles",
             )
@@ -526,9 +489,7 @@ class BlackwellMatmulConfig(Pairs):
       epilogue_n: columns that are stored at once; None: 128 bytes of the result.
       collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for
         half of the columns of B, which leaves space for more stages.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
+      minor, strip, blocks: as of `MatmulConfig`.
       dynamic: whether blocks take the next tile when they are free, by cluster launch
         control, instead of every `blocks`-th one. Then the roles are warpgroups.
 
@@ -536,10 +497,10 @@ class BlackwellMatmulConfig(Pairs):
       ArgumentError: sizes that do not match each other or the tensor core.
     """
 
-    tile_n: int = 256
-    tile_k: int = 64
+    tile_n: TileN = 256
+    tile_k: TileK = 64
     stages: Positive = 4
-    epilogue_n: int | None = None
+    epilogue_n: Annotated[int | None, expect.optional(expect.multiple(16))] = None
     collective: bool = False
     minor: Literal["m", "n"] = "m"
     strip: Strip = 8
@@ -547,19 +508,18 @@ class BlackwellMatmulConfig(Pairs):
     dynamic: bool = False
 
     def __post_init__(self):
-        n, k = self.tile_n, self.tile_k
-        # Both accumulators share the 512 columns of TMEM. K is 16 per instruction, and
-        # the swizzle of B's rows needs N in multiples of 16.
-        step_n = 16 * self.ctas
-        if not step_n <= n <= 256 or n % step_n or k < 16 or k % 16:
+        # Both accumulators share the 512 columns of TMEM, and the swizzle of B's rows
+        # needs N in multiples of 16.
+        n, step_n = self.tile_n, 16 * self.ctas
+        if n % step_n:
             raise errors.ArgumentError(
-                "BlackwellMatmulConfig: the tensor core does not support this tile",
-                expected=f"tile_n a multiple of {step_n} up to 256, tile_k of 16",
-                got=f"tile_n={n}, tile_k={k}",
+                "BlackwellMatmulConfig: two blocks cannot share this tile",
+                expected=f"tile_n a multiple of {step_n} up to 256",
+                got=f"tile_n={n}",
                 hint="start from BlackwellMatmulConfig()",
             )
         part = self.epilogue_n
-        if part is not None and (part < 16 or part % 16 or n % part):
+        if part is not None and n % part:
             raise errors.ArgumentError(
                 "BlackwellMatmulConfig: the epilogue's parts do not divide the tile",
                 expected=f"a multiple of 16 that divides {n}",
@@ -582,17 +542,14 @@ class BlockScaledMatmulConfig(Pairs):
       stages: SMEM buffers of the ring; None: as many as there is SMEM for.
       collective: whether two blocks share a tile of 256 rows. Each then loads half of
         the columns of B, and the scales of all.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      dynamic: see `BlackwellMatmulConfig`.
+      minor, strip, blocks, dynamic: as of `BlackwellMatmulConfig`.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
     """
 
-    tile_n: int = 256
-    tile_k: int | None = None
+    tile_n: Annotated[int, expect.choice_of(BLOCK_M, 2 * BLOCK_M)] = 256
+    tile_k: Annotated[int | None, expect.optional(expect.multiple(64))] = None
     stages: Positive | None = None
     collective: bool = False
     minor: Literal["m", "n"] = "m"
@@ -604,14 +561,4 @@ class BlockScaledMatmulConfig(Pairs):
     part_bytes = 64
 
     def __post_init__(self):
-        k = self.tile_k
-        if self.tile_n not in (BLOCK_M, 2 * BLOCK_M) or (
-            k is not None and (k < 64 or k % 64)
-        ):
-            raise errors.ArgumentError(
-                "BlockScaledMatmulConfig: this tile is not supported",
-                expected="tile_n 128 or 256, tile_k a multiple of 64",
-                got=f"tile_n={self.tile_n}, tile_k={k}",
-                hint="start from BlockScaledMatmulConfig()",
-            )
         self.require_blocks()

@@ -137,26 +137,13 @@ PLAIN = Epilogue()
 def load_columns(
     ref: Any, start: Any, width: int, layout: Any = plgpu.Layout.WGMMA_COL
 ) -> Any:
-    """Returns `width` values for the columns of a tile, as float32 in registers.
-
-    Args:
-      ref: (N,) reference in GMEM or SMEM, with zeros up to a whole tile.
-      start: the first column.
-      width: the number of columns.
-      layout: the layout of the accumulator without its rows.
-    """
+    """Returns `width` values for the columns of a tile, as float32 in registers."""
     values = plgpu.load(ref.at[plgpu.ds(start, width)], layout=layout, optimized=False)
     return values.astype(jnp.float32)
 
 
 def check_activation(activation: Any, who: str) -> None:
-    """Checks an activation.
-
-    Raises:
-      ArgumentError: a name that does not exist.
-      ArgumentTypeError: neither a name nor a function; a function that is not one of
-        a float32 array with a result of its shape.
-    """
+    """Checks an activation."""
     if activation is None:
         return
     names = ", ".join(map(repr, ACTIVATIONS))

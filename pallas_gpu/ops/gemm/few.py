@@ -40,7 +40,7 @@ from pallas_gpu.ops.gemm.config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
-from pallas_gpu.ops.tiles import operands_of
+from pallas_gpu.ops.tiles import in_cluster, operands_of
 
 # Rows of a tile whose sums the blocks of a cluster send each other: for more there is
 # no SMEM beside the ring.
@@ -322,14 +322,11 @@ class _Consumer:
         @plgpu.when(is_inside)
         def _():
             own = plgpu.ds(of_sums, rows), plgpu.ds(0, c.own_n)
-            blocks: list[Any] = [mem.sums.at[self.wg]]
             if self.schedule.sends:
                 blocks = [mem.sums.at[self.wg, i] for i in range(c.split)]
-            elif c.split > 1:
-                blocks = [
-                    plgpu.cluster_ref(mem.sums, {"split": i}).at[self.wg]
-                    for i in range(c.split)
-                ]
+            else:
+                every = in_cluster(mem.sums, "split", c.split)
+                blocks = [x.at[self.wg] for x in every]
             totals = [_sum([x[(i, *own)] for x in blocks]) for i in range(count)]
             place = batch, plgpu.ds(row + first, rows), plgpu.ds(column, c.own_n)
             if c.clusters == 1:

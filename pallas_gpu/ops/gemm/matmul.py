@@ -15,6 +15,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops import targets
 from pallas_gpu.ops.gemm import choice
 from pallas_gpu.ops.gemm.config import (
     BlackwellMatmulConfig,
@@ -28,7 +29,9 @@ from pallas_gpu.ops.rules import (
     Interpret,
     aligned,
     as_dtype,
+    check_array,
     no_product,
+    no_types,
     padded,
     require_type,
     result_type,
@@ -125,7 +128,8 @@ def matmul(
     _check_dtypes(a, b, gate, bias, residual)
     batch = _check_shapes(a, b, gate, bias, residual, transpose_a, transpose_b)
     if config is not None:
-        choice.check_target(config, compiler_params)
+        needed = {kind: feature for kind, (_, feature) in choice.FAMILIES.items()}
+        targets.require("matmul", config, compiler_params, needed)
     if a.ndim > 2 and b.ndim == 2 and not transpose_a:
         # The rows of all products are those of one.
         a, folded = a.reshape(1, -1, a.shape[-1]), 1
@@ -175,12 +179,8 @@ def _out_dtype(dtype: Any, operands: Any, epilogue: Epilogue) -> jnp.dtype:
 def _check_dtypes(a: Any, b: Any, gate: Any, bias: Any, residual: Any) -> None:
     factors = [x for x in (a, b, gate) if x is not None]
     if len({x.dtype for x in factors}) > 1 or a.dtype not in _DTYPES:
-        raise errors.DTypeError(
-            "matmul: these element types are not supported",
-            expected="float16, bfloat16, float32 or int8 for both operands",
-            got=" and ".join(str(x.dtype) for x in factors),
-            hint="convert the operands with astype",
-        )
+        wanted = "float16, bfloat16, float32 or int8 for both operands"
+        raise no_types("matmul", wanted, *factors)
     for name, x in (("bias", bias), ("residual", residual)):
         if x is not None:
             fits = jnp.issubdtype(x.dtype, jnp.floating)
@@ -221,14 +221,10 @@ def _check_shapes(
         "residual": (residual, (*batch, m, n)),
     }
     for name, (x, shape) in wanted.items():
-        if x is not None and tuple(x.shape) != shape:
-            raise errors.ShapeError(
-                f"matmul: the shape of {name} does not match the product",
-                expected=shape,
-                got=tuple(x.shape),
-                hint="a gate is like b, a bias has a value for each column, and a "
-                "residual is like the result",
-            )
+        if x is not None:
+            each = "a gate is like b, a bias has a value for each column, and a "
+            each += "residual is like the result"
+            check_array("matmul", name, x, [shape], each)
     if gate is not None and bias is not None:
         raise errors.ArgumentError(
             "matmul: a bias beside a gate",

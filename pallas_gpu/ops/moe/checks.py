@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.config import BLOCK
-from pallas_gpu.ops.rules import FLOAT8, aligned, result_type
+from pallas_gpu.ops.rules import (
+    FLOAT8,
+    aligned,
+    as_int32,
+    no_types,
+    result_type,
+)
 
 _PRECISIONS = (
     *(None, "default", "fastest", "high", "highest"),
@@ -71,18 +77,7 @@ def rows(name: str, rows: Any) -> jax.Array | None:
             got=tuple(rows.shape),
             hint="reshape it, or use jax.vmap for a batch",
         )
-    return _integers(name, "rows", rows)
-
-
-def _integers(name: str, what: str, x: Any) -> jax.Array:
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise errors.DTypeError(
-            f"{name}: {what} are not integers",
-            expected="int32, or another integer type",
-            got=x.dtype,
-            hint=f"{what}.astype(jnp.int32)",
-        )
-    return x.astype(jnp.int32)
+    return as_int32(name, "rows", rows)
 
 
 def require_gate(name: str, rhs: Any, gate: Any) -> None:
@@ -194,14 +189,10 @@ def types(
     if lhs.dtype != rhs.dtype or lhs.dtype not in allowed:
         # The tensor core reads 8-bit operands along K alone.
         is_narrow = lhs.dtype in FLOAT8
-        raise errors.DTypeError(
-            f"{name}: these element types are not supported",
-            expected=f"{', '.join(jnp.dtype(x).name for x in allowed)}, the same for "
-            "both operands",
-            got=f"{lhs.dtype} and {rhs.dtype}",
-            hint="pass matrices (groups, N, K) to ops.ragged_dot_general"
-            if is_narrow
-            else "convert the operands with astype",
+        wanted = f"{', '.join(jnp.dtype(x).name for x in allowed)}, the same for both "
+        hint = "pass matrices (groups, N, K) to ops.ragged_dot_general"
+        raise no_types(
+            name, wanted + "operands", lhs, rhs, hint=hint if is_narrow else ""
         )
     both = precision if isinstance(precision, tuple | list) else (precision,)
     for one in both:
@@ -233,10 +224,10 @@ def sizes(
     Raises:
       ShapeError, DTypeError: they are not a size for each group, and one offset.
     """
-    sizes = _integers(name, "group_sizes", group_sizes)
+    sizes = as_int32(name, "group_sizes", group_sizes)
     offset = jnp.zeros(1, jnp.int32)
     if group_offset is not None:
-        offset = _integers(name, "group_offset", group_offset)
+        offset = as_int32(name, "group_offset", group_offset)
     number = group_sizes.shape[0] if len(group_sizes.shape) == 1 else -1
     if number < matrices or (number > matrices and group_offset is None):
         raise errors.ShapeError(

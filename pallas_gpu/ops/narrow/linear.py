@@ -25,6 +25,7 @@ from pallas_gpu.ops.rules import (
     Array,
     Interpret,
     aligned,
+    check_array,
     check_bias,
     check_operands,
     padded,
@@ -289,13 +290,7 @@ def _check(x: Any, w_scale: Any, bias: Any, k: int, n: int) -> int | None:
         return None
     groups: list[Any] = [None, 32, 64, 128]
     shapes = [(n,), *((plgpu.cdiv(k, group), n) for group in groups[1:])]
-    shape = tuple(w_scale.shape)
-    if shape in shapes:
-        return groups[shapes.index(shape)]
-    raise errors.ShapeError(
-        "linear: w_scale does not match the weights",
-        expected=", ".join(map(str, shapes)),
-        got=shape,
-        hint="(N,), or (K / group, N) with groups of 32, 64 or 128; ops.quantize "
-        "returns them so",
-    )
+    each = "(N,), or (K / group, N) with groups of 32, 64 or 128; ops.quantize returns "
+    each += "them so"
+    check_array("linear", "w_scale", w_scale, shapes, each)
+    return groups[shapes.index(tuple(w_scale.shape))]

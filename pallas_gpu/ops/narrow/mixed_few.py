@@ -33,7 +33,7 @@ from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.rules import cached
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.tiles import in_cluster, tiles
 
 _ZEROS = plgpu.OOBFillMode.ZEROS
 # Of a thread of the producer, and of one of four consumers: of 65536, of which five
@@ -457,17 +457,12 @@ class _Worker(Schedule):
 
     def combined(self, turn) -> Any:
         """Returns the sums of all parts of K for this one's share of a tile."""
-        c = self.c
         rows = plgpu.ds(self.rank * self.own, self.own)
-        found = []
-        for split in range(c.splits):
-            block = self.mem.sums
-            if c.splits > 1:
-                block = plgpu.cluster_ref(block, {"split": split})
-            found += [
-                block[turn, half * self.c.across + self.lane, rows]
-                for half in range(self.c.along)
-            ]
+        found = [
+            sums[turn, half * self.c.across + self.lane, rows]
+            for sums in in_cluster(self.mem.sums, "split", self.c.splits)
+            for half in range(self.c.along)
+        ]
         return functools.reduce(lax.add, found)
 
     def store(self, total, turn) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,14 @@ from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
 from pallas_gpu.ops.rows.rows import Launch
-from pallas_gpu.ops.rules import Array, Interpret, vary_alike
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    aligned,
+    as_int32,
+    no_types,
+    vary_alike,
+)
 
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
@@ -30,28 +37,6 @@ class _Options:
     launch: Launch
 
 
-@overload
-def linear_cross_entropy(
-    x: Any,
-    w: Any,
-    labels: Any,
-    *,
-    transpose_w: bool = ...,
-    return_logsumexp: Literal[False] = ...,
-    compiler_params: plgpu.CompilerParams | None = ...,
-    interpret: Any = ...,
-) -> jax.Array: ...
-@overload
-def linear_cross_entropy(
-    x: Any,
-    w: Any,
-    labels: Any,
-    *,
-    transpose_w: bool = ...,
-    return_logsumexp: Literal[True],
-    compiler_params: plgpu.CompilerParams | None = ...,
-    interpret: Any = ...,
-) -> tuple[jax.Array, jax.Array]: ...
 @expect.arguments()
 def linear_cross_entropy(
     x: Array,
@@ -97,7 +82,8 @@ def linear_cross_entropy(
     launch = Launch("linear_cross_entropy", params, interpret)
     options = _Options(transpose_w, launch)
     rows = x.reshape(-1, x.shape[-1])
-    operands = rows, w, labels.reshape(-1).astype(jnp.int32)
+    labels = as_int32("linear_cross_entropy", "labels", labels)
+    operands = rows, w, labels.reshape(-1)
     loss, logsumexp = _losses(options, *vary_alike(operands))
     loss, logsumexp = (r.reshape(labels.shape) for r in (loss, logsumexp))
     return (loss, logsumexp) if return_logsumexp else loss
@@ -115,19 +101,7 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
             hint="transpose_w says that w is (classes, depth)",
         )
     if x.dtype != w.dtype or x.dtype not in (jnp.float16, jnp.bfloat16):
-        raise errors.DTypeError(
-            "linear_cross_entropy: these element types are not supported",
-            expected="float16 or bfloat16 for x and w",
-            got=f"{x.dtype} and {w.dtype}",
-            hint="convert them with astype",
-        )
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise errors.DTypeError(
-            "linear_cross_entropy: labels are not integers",
-            expected="integers",
-            got=labels.dtype,
-            hint="a label is the number of a class",
-        )
+        raise no_types("linear_cross_entropy", "float16 or bfloat16 for x and w", x, w)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -135,7 +109,7 @@ def _losses(options: _Options, x: jax.Array, w: jax.Array, labels: jax.Array) ->
     """Returns losses and logarithms of sums of (rows, depth)."""
     p = _problem(options, x, _classes(options, w))
     function = logits.statistics(p, options.launch)
-    operands = _with_whole_rows(x)[None], _with_whole_rows(w)[None]
+    operands = aligned(x)[None], aligned(w)[None]
     tops, totals, picked = function(*operands, _padded(labels, -1))
     top = jnp.max(tops, 0)
     logsumexp = top + jnp.log(jnp.sum(totals * jnp.exp(tops - top), 0))
@@ -184,7 +158,7 @@ def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> An
     # Its rows are multiples of 16 bytes, too; what the last columns hold is dropped.
     p = _problem(options, x, classes + -classes % _ALIGNED)
     function = logits.derivative(p, options.launch.backward)
-    operands = _with_whole_rows(x)[None], _with_whole_rows(w)[None]
+    operands = aligned(x)[None], aligned(w)[None]
     d_logits = function(*operands, labels, d_top, d_label, logsumexp)
     return d_logits[0, :, :classes]
 
@@ -209,8 +183,3 @@ def _classes(options: _Options, w: Any) -> int:
 def _padded(rows: jax.Array, value: Any) -> jax.Array:
     missing = logits.padded_rows(rows.shape[0]) - rows.shape[0]
     return jnp.pad(rows, (0, missing), constant_values=value)
-
-
-def _with_whole_rows(x: jax.Array) -> jax.Array:
-    """Appends zeros to rows that are no multiples of 16 bytes, for TMA."""
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % _ALIGNED)))

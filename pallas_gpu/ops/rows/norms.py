@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, expect
+from pallas_gpu import expect
 from pallas_gpu.ops.rows import norms_backward, row_kernel, rows
 from pallas_gpu.ops.rows.norms_backward import OnePass
 from pallas_gpu.ops.rows.row_kernel import Reduction, Row
 from pallas_gpu.ops.rows.rows import Launch, Rows
-from pallas_gpu.ops.rules import Array, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, check_array, vary_alike
 
 # Columns that the registers of a warpgroup hold in the backward pass.
 _MOST_BACKWARD = 4096
@@ -83,11 +83,8 @@ def layer_norm(
     `jax.grad` (reverse mode).
 
     Args:
-      x: (..., columns), float32, float16 or bfloat16.
-      scale, bias: (columns,), factors and summands of the columns, of any of these
-        types.
+      x, scale, bias, compiler_params, interpret: as of `rms_norm`.
       epsilon: what is added to the variance.
-      compiler_params, interpret: see `softmax`.
 
     Returns:
       (..., columns) of the type of x, computed in float32.
@@ -107,13 +104,9 @@ def _checked(x, scale, bias, centred, epsilon, compiler_params, interpret) -> An
     name = "layer_norm" if centred else "rms_norm"
     rows.check(name, **given)
     for which in ("scale", "bias"):
-        if which in given and given[which].shape != x.shape[-1:]:
-            raise errors.ShapeError(
-                f"{name}: {which} does not match the columns of x",
-                expected=tuple(x.shape[-1:]),
-                got=tuple(given[which].shape),
-                hint=f"{which} has one element a column",
-            )
+        if which in given:
+            each = f"{which} has one element a column"
+            check_array(name, which, given[which], [x.shape[-1:]], each)
     norm = _Norm(
         centred,
         float(epsilon),

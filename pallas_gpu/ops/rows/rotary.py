@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Launch
-from pallas_gpu.ops.rules import Array, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, as_int32, check_array, vary_alike
 
 # Elements of a block: 16 a thread. Twice or half as many were slower on an H200.
 _BLOCK = 2048
@@ -87,20 +87,10 @@ def _check(x: Any, positions: Any, base: Any) -> None:
         )
     if positions is None:
         return
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise errors.DTypeError(
-            "rotary_embedding: positions are not integers",
-            expected="integers",
-            got=positions.dtype,
-            hint="convert positions with astype(jnp.int32)",
-        )
-    if tuple(positions.shape) not in (x.shape[1:2], x.shape[:2]):
-        raise errors.ShapeError(
-            "rotary_embedding: positions do not match x",
-            expected=f"{x.shape[1:2]} or {x.shape[:2]}",
-            got=tuple(positions.shape),
-            hint="one position for each element of the sequence",
-        )
+    as_int32("rotary_embedding", "positions", positions)
+    shapes = [x.shape[1:2], x.shape[:2]]
+    each = "one position for each element of the sequence"
+    check_array("rotary_embedding", "positions", positions, shapes, each)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

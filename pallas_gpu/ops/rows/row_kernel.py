@@ -17,7 +17,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Launch, Rows
-from pallas_gpu.ops.rules import Interpret, Positive, array
+from pallas_gpu.ops.rules import Interpret, Positive, array, check_array
 
 # Columns of one array that the registers of a warpgroup hold.
 MOST_COLUMNS = 16384
@@ -187,13 +187,8 @@ def _check(name: str, arrays: Sequence[Any], shared: Sequence[Any]) -> None:
     wanted |= dict.fromkeys(of_columns, arrays[0].shape[-1:])
     rows.check(name, **named, **of_columns)
     for which, x in (named | of_columns).items():
-        if x.shape != wanted[which]:
-            raise errors.ShapeError(
-                f"{name}: {which} does not match argument 0",
-                expected=tuple(wanted[which]),
-                got=tuple(x.shape),
-                hint="jnp.broadcast_to gives arrays the shape of the first one",
-            )
+        each = "jnp.broadcast_to gives arrays the shape of the first one"
+        check_array(name, which, x, [wanted[which]], each)
 
 
 def call(

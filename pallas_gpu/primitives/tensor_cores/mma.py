@@ -47,6 +47,11 @@ class InsteadOfWgmma:
     why: str
     hint: str
 
+    @property
+    def what(self) -> str:
+        """The warning, and what `explain` finds, in one sentence."""
+        return f"a product is multiplied by mma.sync instead of wgmma: {self.why}"
+
 
 @expect.arguments()
 def mma(acc: values.Array, a: values.Array, b: values.Array) -> jax.Array:

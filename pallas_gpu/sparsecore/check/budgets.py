@@ -56,7 +56,8 @@ def _used(region: Region, tiling: str) -> Counter[Space]:
             for ref in op.made:
                 space = ref.aval.memory_space
                 if isinstance(space, Space):
-                    own[space] += words(ref.shape, ref.dtype, space, tiling)
+                    own_tiling = ref.aval.tiling or tiling
+                    own[space] += words(ref.shape, ref.dtype, space, own_tiling)
         inner: Counter[Space] = Counter()
         for body in op.regions:
             inner |= _used(body, tiling)

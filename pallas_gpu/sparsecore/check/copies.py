@@ -55,8 +55,9 @@ def _check_copy(op: Op, kernel: Kernel) -> None:
     for access in (src, dst):
         if access.space is HBM:
             _require_aligned(access)
-        if kernel.params.tiling == "compact":
+        if kernel.tiling_of(access) == "compact":
             _require_tiles(access, kernel)
+    _require_equal_tilings(src, dst, kernel)
 
 
 def _require_pair(src: Access, dst: Access, kernel: Kernel) -> None:
@@ -70,6 +71,21 @@ def _require_pair(src: Access, dst: Access, kernel: Kernel) -> None:
         expected=f"a destination in {names}" if names else "another source",
         got=_shown(src) + " to " + _shown(dst),
         hint=_around(src, dst),
+    )
+
+
+def _require_equal_tilings(src: Access, dst: Access, kernel: Kernel) -> None:
+    """Raises for a copy from one tiling to another one, except of words in a row."""
+    tilings = {kernel.tiling_of(x) for x in (src, dst) if x.space is not SMEM}
+    in_row = max(len(src.window.shape), len(dst.window.shape)) < 2
+    if len(tilings) < 2 or (in_row and jnp.dtype(src.dtype).itemsize == WORD_BYTES):
+        return
+    raise errors.LayoutError(
+        "a copy between arrays of different tilings",
+        expected="one tiling, or vectors of 32-bit elements",
+        got=f"{_shown(src)}, {kernel.tiling_of(src)}, to {_shown(dst)}, "
+        f"{kernel.tiling_of(dst)}",
+        hint="declare both with the tiling, or load and store vectors",
     )
 
 
@@ -128,7 +144,11 @@ def _check_rows(op: Op, kernel: Kernel) -> None:
 
 def _require_row(table: Access, kernel: Kernel) -> None:
     """Raises for a row that no stream moves under the kernel's tiling."""
-    dtype, window, tiling = jnp.dtype(table.dtype), table.window, kernel.params.tiling
+    dtype, window, tiling = (
+        jnp.dtype(table.dtype),
+        table.window,
+        kernel.tiling_of(table),
+    )
     row, whole = window.shape[1:], window.array_shape[1:]
     hint = (
         'plsc.CompilerParams(tiling="sparsecore"), for which XLA copies the array '
@@ -192,7 +212,11 @@ def _require_tiles(access: Access, kernel: Kernel) -> None:
 def _check_print(op: Op, kernel: Kernel) -> None:
     access = op.operands["ref"]
     shape, whole = access.window.array_shape, access.window.sizes[-2:]
-    if kernel.params.tiling != "compact" or SMEM is access.space or whole == shape[-2:]:
+    if (
+        kernel.tiling_of(access) != "compact"
+        or SMEM is access.space
+        or whole == shape[-2:]
+    ):
         return
     wide = len(shape) > 1 and shape[-1] > COMPACT_ROW
     narrow = jnp.dtype(access.dtype).itemsize < WORD_BYTES

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu.arch import tpu
+from pallas_gpu.program.nodes import Access
 from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.types import CompilerParams
 
@@ -33,6 +34,10 @@ class Kernel:
     def is_vector(self) -> bool:
         """Whether vector subcores run it."""
         return self.mesh.is_vector
+
+    def tiling_of(self, access: Access) -> str:
+        """Returns the tiling of the array that is accessed."""
+        return getattr(access.buffer.aval, "tiling", None) or self.params.tiling
 
     @property
     def subcore(self) -> str:

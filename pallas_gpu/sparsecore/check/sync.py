@@ -38,6 +38,16 @@ def _check_scope(op: Op, kernel: Kernel) -> None:
                 hint="declare it in a kernel with a plsc.VectorSubcoreMesh",
             )
 
+        own = getattr(ref.aval, "tiling", None)
+        if (own, kernel.params.tiling) == ("compact", "sparsecore"):
+            raise errors.LayoutError(
+                "an array of compact tiling in a kernel with that of SparseCores",
+                expected="tiling='sparsecore', or none",
+                got=f"{space.describe(ref.aval, ref.shape)}, tiling='compact'",
+                hint="make the tiling of the kernel compact, and 'sparsecore' that of "
+                "its other scratch",
+            )
+
 
 @registry.checks(debug_print_p, machine=MACHINE)
 def _check_print(op: Op, _: Kernel) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir.dialects import arith, vector
 from jaxlib.mosaic.python import tpu
 
 from pallas_gpu import errors
@@ -219,7 +219,7 @@ def _bitcast(part: ir.Value, before: np.dtype, after: np.dtype) -> ir.Value:
             return from_bits(to_bits(part, before), after)
         return arith.bitcast(element_type(after), part)
     count = elements_of(part) * before.itemsize // after.itemsize
-    return tpu.bitcast(vector_type(count, after), part)
+    return vector.bitcast(vector_type(count, after), part)
 
 
 def registers_of(shape: Sequence[int], dtype: np.dtype, lanes: int) -> int:

@@ -18,8 +18,8 @@ from pallas_gpu.layouts.window import Window
 from pallas_gpu.sparsecore.emitters.values import (
     WORD_BYTES,
     Array,
+    ArrayType,
     Handle,
-    element_type,
     i32,
     index,
     known,
@@ -62,19 +62,27 @@ def view(part: Part) -> ir.Value:
         and window.starts == (0,) * len(window.starts)
     ):
         t = memref_type(window.sizes, element, handle.space)
-        starts = map(_known, window.starts, window.multiples)
-        found = tpu.memref_slice(t, found, list(starts), [])
+        rows = window.squeezed if handle.space == "hbm" else ()
+        given = enumerate(zip(window.starts, window.multiples, strict=True))
+        starts = [_known(*start, is_row=axis in rows) for axis, start in given]
+        found = tpu.memref_slice(t, found, starts, [])
     if window.squeezed:
         t = memref_type(window.shape, element, handle.space)
         found = tpu.memref_squeeze(t, found)
     return found
 
 
-def _known(start: Any, multiple: int) -> ir.Value:
-    """Returns a start with what is known of it: libtpu looks for whole tiles."""
-    if isinstance(start, int) or known(start) is not None or multiple < 2:
+def _known(start: Any, multiple: int, *, is_row: bool) -> ir.Value:
+    """Returns a start with what is known of it: libtpu looks for whole tiles.
+
+    It refuses the last of an odd number of rows in HBM where it sees that number.
+    """
+    constant = known(start)
+    if constant is not None and is_row:
+        multiple = constant
+    elif constant is not None:
         return i32(start)
-    return tpu.assume_multiple(i32(start), multiple)
+    return tpu.assume_multiple(i32(start), multiple) if multiple > 1 else i32(start)
 
 
 # --- loads and stores -----------------------------------------------------------------
@@ -198,10 +206,9 @@ def store_compressed(
 # --- allocation -----------------------------------------------------------------------
 
 
-def allocate(shape: Sequence[int], dtype: Any, space: str) -> Handle:
+def allocate(array: ArrayType) -> Handle:
     """Returns an array that lives as long as the enclosing region."""
-    made = memref.alloca(memref_type(shape, element_type(dtype), space), [], [])
-    return Handle(made, tuple(shape), dtype, space)
+    return array.handle(memref.alloca(array.type, [], []))
 
 
 def semaphores(shape: Sequence[int], kind: str) -> Handle:

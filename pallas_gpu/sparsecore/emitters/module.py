@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,22 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from pallas_gpu.sparsecore.emitters.context import context
-from pallas_gpu.sparsecore.emitters.values import Handle, element_type, memref_type
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayType:
-    """An argument of the function.
-
-    Attributes:
-      shape: its shape.
-      dtype: the type of its elements.
-      space: libtpu's name of the memory.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    space: str = "hbm"
+from pallas_gpu.sparsecore.emitters.values import ArrayType
 
 
 class Module:
@@ -54,10 +38,7 @@ class Module:
             symbol = ir.StringAttr.get(name)
             self.module.operation.attributes["sym_name"] = symbol
             index = ir.IntegerType.get_signless(32)
-            types = [
-                memref_type(t.shape, element_type(t.dtype), t.space)
-                for t in (*arrays, *scratch)
-            ]
+            types = [t.type for t in (*arrays, *scratch)]
             with ir.InsertionPoint(self.module.body):
                 signature: Any = ([index] * len(grid) + types, [])
                 self._function = func.FuncOp(_symbol(name), signature)
@@ -65,12 +46,10 @@ class Module:
             self._block = self._function.add_entry_block()
         arguments = list(self._block.arguments)
         self.positions = arguments[: len(grid)]
-        handles = [
-            Handle(value, t.shape, t.dtype, t.space)
-            for value, t in zip(
-                arguments[len(grid) :], (*arrays, *scratch), strict=True
-            )
-        ]
+        given = zip(arguments[len(grid) :], (*arrays, *scratch), strict=True)
+        at = ir.InsertionPoint(self._block)
+        with self._context, ir.Location.unknown(), at:
+            handles = [t.handle(value) for value, t in given]
         self.arrays = handles[: len(arrays)]
         self.scratch = handles[len(arrays) :]
 

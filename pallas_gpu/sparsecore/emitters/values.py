@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mosaic.python import tpu
 
 from pallas_gpu import errors
 
@@ -130,18 +131,63 @@ class Handle:
       shape: its shape.
       dtype: the type of its elements; None for semaphores.
       space: libtpu's name of the memory.
+      tiling: `"sparsecore"` where that is its own; None for that of the kernel.
     """
 
     memref: ir.Value
     shape: tuple[int, ...]
     dtype: Any
     space: str
+    tiling: str | None = None
 
 
-def memref_type(shape: Sequence[int], element: ir.Type, space: str) -> ir.Type:
+def memref_type(
+    shape: Sequence[int],
+    element: ir.Type,
+    space: str,
+    layout: ir.Attribute | None = None,
+) -> ir.Type:
     """Returns the type of an array in memory."""
     memory = ir.Attribute.parse(f"#tpu.memory_space<{space}>")
-    return ir.MemRefType.get(list(shape), element, memory_space=memory)
+    return ir.MemRefType.get(list(shape), element, layout, memory)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType:
+    """What an array in memory is declared as.
+
+    Attributes:
+      shape: its shape.
+      dtype: the type of its elements.
+      space: libtpu's name of the memory.
+      tiling: as of `Handle`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    space: str = "hbm"
+    tiling: str | None = None
+
+    @property
+    def type(self) -> ir.Type:
+        """Its type in MLIR."""
+        layout = _tiled(self.shape, self.dtype) if self.tiling else None
+        return memref_type(self.shape, element_type(self.dtype), self.space, layout)
+
+    def handle(self, memref: ir.Value) -> Handle:
+        """Returns the reference to one; parts of it are spelt without the tiling."""
+        if self.tiling:
+            plain = memref_type(self.shape, element_type(self.dtype), self.space)
+            memref = tpu.erase_memref_layout(plain, memref)
+        return Handle(memref, self.shape, self.dtype, self.space, self.tiling)
+
+
+def _tiled(shape: Sequence[int], dtype: Any) -> ir.Attribute:
+    """Returns the layout of tiles of 8 words in the last axis; strides count tiles."""
+    tile = 8 * WORD_BYTES // dtype.itemsize
+    counts = [*shape[:-1], -(-shape[-1] // tile)]
+    strides = [math.prod(counts[axis + 1 :]) for axis in range(len(shape))]
+    return ir.Attribute.parse(f"#tpu.tiled<({tile}),{strides}>")
 
 
 # --- constants ------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def trace_body(
         with jax_errors.typed(mesh):
             closed, _ = _jax.trace(bound, refs, mesh.axes)
             scope.require_applied()
-            closed = plain.plain(closed, mesh)
+            closed, _ = plain.plain(closed, mesh, 1)
         consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
         return allocated(closed.jaxpr, consts, mesh.axes, _declared)
 
@@ -65,7 +65,7 @@ def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
             got=f"memory_space={getattr(space, 'name', space)}",
             hint="pass memory_space, or declare the array in scratch_types",
         )
-    return Scratch(space, tuple(ref.shape), ref.dtype)
+    return Scratch(space, tuple(ref.shape), ref.dtype, getattr(ref, "tiling", None))
 
 
 def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:

@@ -55,7 +55,7 @@ def _require_shared(vector: Any, scalar: Any) -> None:
     """Raises unless both kinds declare the same VMEM_SHARED, an argument of both."""
     found = [
         [
-            (tuple(var.aval.shape), str(var.aval.dtype))
+            (tuple(var.aval.shape), str(var.aval.dtype), var.aval.tiling)
             for site in resources.scopes(jaxpr)
             for var in resources.scope_refs(site.eqn)
             if var.aval.memory_space is VMEM_SHARED

@@ -13,10 +13,10 @@ from pallas_gpu import errors, resources
 from pallas_gpu.arch import tpu
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.machine import Pass, register_machine
-from pallas_gpu.sparsecore.emitters.module import ArrayType, Module
+from pallas_gpu.sparsecore.emitters.module import Module
 from pallas_gpu.sparsecore.emitters.values import Handle
 from pallas_gpu.sparsecore.lowering import kinds
-from pallas_gpu.sparsecore.lowering.state import SparseCoreState
+from pallas_gpu.sparsecore.lowering.state import SparseCoreState, array_type
 from pallas_gpu.sparsecore.types import MACHINE, VMEM_SHARED
 
 
@@ -85,8 +85,10 @@ class SparseCore:
         return Module(
             params.name,
             params.mesh.grid,
-            [_array(var.aval, "hbm") for var in params.jaxpr.invars],
-            [_array(var.aval, "vmem_shared") for var in plan.shared],
+            *(
+                [array_type(var.aval, params) for var in found]
+                for found in (params.jaxpr.invars, plan.shared)
+            ),
         )
 
     def state(
@@ -106,10 +108,6 @@ class SparseCore:
 
     def epilogue(self, state: SparseCoreState) -> None:
         """There is no code after the body."""
-
-
-def _array(aval: Any, space: str) -> ArrayType:
-    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype), space)
 
 
 SPARSECORE = SparseCore()

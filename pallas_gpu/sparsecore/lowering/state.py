@@ -8,16 +8,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.arch import tpu
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.window import Sum
-from pallas_gpu.lowering.rules import find_primitive
+from pallas_gpu.lowering import rules
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.nodes import Access, Constant, Op, Value
+from pallas_gpu.program.nodes import Access, Op
 from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.memory import Part
@@ -25,6 +24,7 @@ from pallas_gpu.sparsecore.emitters.module import Module
 from pallas_gpu.sparsecore.emitters.values import (
     I32,
     Array,
+    ArrayType,
     constant,
     i32,
     known,
@@ -87,6 +87,29 @@ class SparseCoreState:
         dtype = np.dtype(dtype)
         return Array((), dtype, (constant(value, scalar_type(dtype)),))
 
+    def part(self, access: Access, read: Callable[[Any], Any]) -> Part:
+        """Returns a part of a reference, an operand of a rule."""
+        if access.viewed is not None:
+            raise errors.UnsupportedError(
+                "a reference that is viewed as another shape or type",
+                expected="references as declared, and slices of them",
+                got=f"a view as {access.viewed}",
+                hint="declare the array in that shape, or bitcast what is loaded",
+            )
+
+        def start(x: Any) -> Any:
+            if isinstance(x, int):
+                return x
+            terms = x.terms if isinstance(x, Sum) else (x,)
+            total: Any = x.constant if isinstance(x, Sum) else 0
+            for term in terms:
+                total = _plus(total, read(term).value)
+            return total
+
+        starts = [start(x) for x in access.window.starts]
+        window = access.window.at(starts, self.starts.divisors(access))
+        return Part(read(access.buffer), window)
+
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
         return errors.UnsupportedError(
@@ -96,53 +119,16 @@ class SparseCoreState:
         )
 
 
-def emits(primitive: Any) -> Callable[[Callable], Callable]:
-    """Returns a decorator that registers the rule which emits a primitive.
-
-    Args:
-      primitive: a primitive, or the name of a primitive of JAX.
-    """
-    found = find_primitive(primitive)
-    return registry.register(found, registry.RuleKind.EMIT, MACHINE)
+# Registers the rule which emits a primitive.
+emits = functools.partial(rules.emits, machine=MACHINE)
 
 
-def operands(ctx: Any, invals: Sequence[Any]) -> Any:
-    """Returns the operands of an operation by name; references are `Part`s."""
-    env: dict[Any, Any] = dict(zip(ctx.op.inputs, invals, strict=True))
-
-    def read(x: Any) -> Any:
-        if isinstance(x, Constant) and x not in env:
-            return ctx.kernel.constant(x.value.item(), x.dtype)
-        return env[x]
-
-    def start(x: Any) -> Any:
-        if isinstance(x, int):
-            return x
-        terms = x.terms if isinstance(x, Sum) else (x,)
-        total: Any = x.constant if isinstance(x, Sum) else 0
-        for term in terms:
-            total = _plus(total, read(term).value)
-        return total
-
-    def of(x: Any) -> Any:
-        if not isinstance(x, Access):
-            return read(x)
-        if x.viewed is not None:
-            raise errors.UnsupportedError(
-                "a reference that is viewed as another shape or type",
-                expected="references as declared, and slices of them",
-                got=f"a view as {x.viewed}",
-                hint="declare the array in that shape, or bitcast what is loaded",
-            )
-        window = x.window.at(
-            [start(s) for s in x.window.starts], ctx.kernel.starts.divisors(x)
-        )
-        return Part(read(x.buffer), window)
-
-    is_operand = Access | Value | Constant
-    return jax.tree.map(
-        of, ctx.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
-    )
+def array_type(aval: Any, params: CallParams) -> ArrayType:
+    """Returns what a reference is declared as in a kernel."""
+    options: Any = params.compiler_params
+    own = aval.tiling if aval.tiling != options.tiling else None
+    space = aval.memory_space.name.lower()
+    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype), space, own)
 
 
 def masks(ctx: Any, mask: Array | None, count: int, elements: int) -> list[Any]:

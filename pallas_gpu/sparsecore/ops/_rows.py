@@ -35,12 +35,13 @@ class Launch:
 
     Attributes:
       target, interpret: as given.
-      tiling: of its arrays.
+      tiling: of its arrays. XLA copies none of one dimension to that of SparseCores,
+        in which addresses in VMEM need no arithmetic.
     """
 
     target: str | None
     interpret: Any
-    tiling: Literal["compact", "sparsecore"] = "compact"
+    tiling: Literal["compact", "sparsecore"] = "sparsecore"
 
     @property
     def chip(self) -> tpu.TpuTarget:

@@ -65,38 +65,36 @@ def deduplicate(
     size = rounded(max(rows.size, 1), block)
     blocks = size // block
 
+    unroll = min(8, block // lanes)
+
     def find(part: Any, unique: Any, inverse: Any, count: Any, *scratch: Any) -> None:
-        keys, places, found = scratch
+        keys, places = scratch
 
         # A register in front of the keys: the one before the first key.
         keys[plsc.ds(0, lanes)] = jnp.full(lanes, NONE - 1, jnp.int32)
 
-        @plsc.parallel_loop(0, block, step=lanes, unroll=min(8, block // lanes))
+        @plsc.parallel_loop(0, block, step=lanes, unroll=unroll)
         def _(i: Any) -> None:
             keys[plsc.ds(lanes + i, lanes)] = part[plsc.ds(i, lanes)]
             places[plsc.ds(lanes + i, lanes)] = i + lax.iota(jnp.int32, lanes)
-            found[plsc.ds(i, lanes)] = jnp.full(lanes, NONE, jnp.int32)
+            unique[plsc.ds(i, lanes)] = jnp.full(lanes, NONE, jnp.int32)
 
         network([keys, places], lanes, block, lanes)
+        none = jnp.zeros(lanes, jnp.int32)
 
-        def one(i: Any, before: Any) -> Any:
+        @plsc.parallel_loop(0, block, step=lanes, unroll=unroll, carry=none)
+        def total(i: Any, before: Any) -> Any:
             key = keys[plsc.ds(lanes + i, lanes)]
             is_new = key != keys[plsc.ds(lanes + i - 1, lanes)]
             rank = before + plsc.cumsum(jnp.where(is_new, 1, 0)) - 1
-            plsc.store_compressed(found.at[plsc.ds(before, lanes)], key, mask=is_new)
+            plsc.store_scatter(unique, [rank], key, mask=is_new)
             plsc.store_scatter(inverse, [places[plsc.ds(lanes + i, lanes)]], rank)
-            return before + jnp.sum(jnp.where(is_new, 1, 0))
+            return before + plsc.all_reduce_population_count(is_new)
 
-        total = plsc.loop(0, block, step=lanes, init_carry=jnp.int32(0))(one)
-
-        @plsc.parallel_loop(0, block, step=lanes, unroll=min(8, block // lanes))
-        def _(i: Any) -> None:
-            unique[plsc.ds(i, lanes)] = found[plsc.ds(i, lanes)]
-
-        count[plsc.ds(0, lanes)] = jnp.full(lanes, total, jnp.int32)
+        count[plsc.ds(0, lanes)] = total
 
     def body(rows_ref: Any, *refs: Any) -> None:
-        *outs, keys, places, found = refs
+        *outs, keys, places = refs
         each = plsc.BlockSpec((block,), lambda i: (i,))
         plsc.emit_pipeline(
             find,
@@ -105,14 +103,14 @@ def deduplicate(
             out_specs=[each, each, plsc.BlockSpec((lanes,), lambda i: (i,))],
             core_axis_name=BOTH,
             dimension_semantics=(plsc.PARALLEL,),
-        )(rows_ref, *outs, scratches=(keys, places, found))
+        )(rows_ref, *outs, scratches=(keys, places))
 
     longer = plsc.VMEM((block + max(lanes, ALIGNMENT),), jnp.int32)
     sizes = (size, size, blocks * lanes)
     out = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in sizes]
     # Padding repeats the last index, so that it adds none.
     last = rows[-1] if rows.size else 0
-    unique, inverse, counts = launch.kernel(body, out, [longer] * 3)(
+    unique, inverse, counts = launch.kernel(body, out, [longer] * 2)(
         padded(rows, size, last)
     )
     return (

@@ -25,8 +25,9 @@ from pallas_gpu.sparsecore.ops._rows import (
 _TYPES = (jnp.float32, jnp.int32)
 # Rows of a block.
 _ROWS = 8
+_SIGN = np.int32(-(2**31))
 # No key is sorted behind the padding of a row.
-_LAST = np.int32(2**31 - 1)
+_LAST = np.uint32(2**32 - 1)
 
 
 def sort(
@@ -245,26 +246,28 @@ def top_k(
                 ref[plsc.ds(row * lanes, lanes)] = value
 
     flat = _flat(_ordered(x, descending=True), width, _LAST)
-    results = [(lanes, jnp.int32)] * 2
+    results = [(lanes, jnp.uint32), (lanes, jnp.int32)]
     keys, names = _over_rows(launch, rows, [flat], width, results)
     keys, names = (found.reshape(-1, lanes)[:count, :k] for found in (keys, names))
     return _restored(keys, x.dtype, descending=True), names
 
 
 def _ordered(x: jax.Array, descending: bool) -> jax.Array:
-    """Returns keys as int32 whose ascending order is that of the keys, NaN as largest.
+    """Returns keys as uint32 whose ascending order is that of the keys, NaN as largest.
 
-    XLA computes it where it makes whole blocks of the rows.
+    XLA computes it where it makes whole blocks of the rows; subcores sort uint32.
     """
     if x.dtype == jnp.float32:
         x = lax.bitcast_convert_type(jnp.where(x != x, jnp.nan, x), jnp.int32)
         x = _other_order(x)
+    x = lax.bitcast_convert_type(x ^ _SIGN, jnp.uint32)
     return ~x if descending else x
 
 
 def _restored(keys: jax.Array, dtype: Any, descending: bool) -> jax.Array:
     """Returns the keys of what `_ordered` has returned."""
     keys = ~keys if descending else keys
+    keys = lax.bitcast_convert_type(keys, jnp.int32) ^ _SIGN
     if dtype == jnp.float32:
         return lax.bitcast_convert_type(_other_order(keys), jnp.float32)
     return keys

@@ -19,6 +19,9 @@ _IMMEDIATE = re.compile(r"\$0x([0-9a-f]+)")
 _MEMORY = re.compile(r"\[(\w+):")
 # What issues beside scalar code: one load and one store of a vector a bundle.
 _LOAD, _STORE = re.compile(r"\bvld\b|\bvld\."), re.compile(r"\bvst\b|\bvst\.|\bvstv?\.")
+# A store that adds reads memory, in the slot of a load; sorts and scans are queued.
+_READ = re.compile(r"\bvld\b|\bvld\.|\bvst\.(?:idx\.)?add")
+_QUEUED = re.compile(r"^\(xrf")
 _SCALAR_SUBCORE = ("called_computation", "main")
 
 
@@ -81,9 +84,15 @@ class Loop:
         return sum(bool(_STORE.search(i)) for i in self.instructions)
 
     @property
+    def slot_bound(self) -> int:
+        """Bundles that an iteration takes at least: of its most used slot."""
+        slots = (_READ, _STORE, _QUEUED)
+        return max(sum(bool(s.search(i)) for i in self.instructions) for s in slots)
+
+    @property
     def bundles_per_vector(self) -> float:
-        """Bundles for each vector that is loaded, or stored where none is loaded."""
-        vectors = self.loads or self.stores
+        """Bundles for each vector that is loaded or stored, whichever are more."""
+        vectors = max(self.loads, self.stores)
         return len(self.bundles) / vectors if vectors else float("inf")
 
 

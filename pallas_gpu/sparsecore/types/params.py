@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pallas_gpu import errors, expect
 from pallas_gpu.arch import tpu
+from pallas_gpu.sparsecore.types.refs import TilingName
 
 
 def _target(value: Any, what: str) -> str | None:
@@ -58,7 +59,7 @@ class CompilerParams:
     """
 
     target: str | None = None
-    tiling: Literal["compact", "sparsecore"] = "compact"
+    tiling: TilingName = "compact"
     use_tc_tiling_on_sc: dataclasses.InitVar[bool | None] = None
     opt_level: Literal["O1", "O2", "O3"] = "O3"
     skip_device_barrier: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.indexing import steps as index_steps
 from pallas_gpu.types.refs import KernelRef, base_aval, describe
+from pallas_gpu.types.spaces.resource import Storage
 
 
 def _ignored(value: Any, what: str) -> int | None:
@@ -55,10 +56,41 @@ class NamedRows:
         return (*self.values.shape, *shape[1:]), dtype
 
 
+def _tiling(value: Any, what: str) -> Any:
+    """Accepts a name, and upstream's `Tiling`."""
+    name = getattr(value, "name", value)
+    return _NAMES(
+        name.lower().replace("_", "") if isinstance(name, str) else name, what
+    )
+
+
+_NAMES = expect.choice("compact", "sparsecore", hint="plsc.CompilerParams has both")
+TilingName = Annotated[Literal["compact", "sparsecore"], _tiling]
+
+
+@dataclasses.dataclass(frozen=True)
+class TiledStorage(Storage):
+    """How an array is stored whose tiling is its own, not that of the kernel.
+
+    Attributes:
+      tiling: as of `CompilerParams`.
+    """
+
+    tiling: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.tiling} tiling"
+
+
 class SparseCoreRef(KernelRef):
     """A reference to an array in HBM, VMEM, VMEM_SHARED or SMEM."""
 
     __slots__ = ()
+
+    @property
+    def tiling(self) -> str | None:
+        """Its own tiling; None for that of the kernel."""
+        return getattr(self.storage, "tiling", None)
 
     def index_steps(self, index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
         """Returns an index expression as steps; indices of rows are the last one."""

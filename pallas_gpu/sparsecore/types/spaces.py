@@ -18,10 +18,19 @@ import jax.numpy as jnp
 from pallas_gpu import errors, expect
 from pallas_gpu.arch import tpu
 from pallas_gpu.sparsecore.types.meshes import MACHINE
-from pallas_gpu.sparsecore.types.refs import SparseCoreRef
+from pallas_gpu.sparsecore.types.refs import (
+    SparseCoreRef,
+    TiledStorage,
+    TilingName,
+)
 from pallas_gpu.types import values
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import Counters, Declaration, Resource
+from pallas_gpu.types.spaces.resource import (
+    ROW_MAJOR,
+    Counters,
+    Declaration,
+    Resource,
+)
 
 WORD_BYTES = 4
 # The element types that a memory holds; bools have no form in memory.
@@ -50,18 +59,24 @@ class Space(Resource):
         shape=expect.integers(1, hint="sizes are known when the kernel is traced"),
         dtype=values.element_type,
     )
-    def __call__(self, shape: Sequence[int], dtype: Any) -> Scratch:
+    def __call__(
+        self, shape: Sequence[int], dtype: Any, *, tiling: TilingName | None = None
+    ) -> Scratch:
         """Declares a scratch array.
 
         Args:
           shape: positive static sizes.
           dtype: an element type of 8, 16 or 32 bits.
+          tiling: of VMEM and VMEM_SHARED: `"sparsecore"` in a kernel whose tiling is
+            compact; None: that of `CompilerParams`.
 
         Raises:
           DTypeError: bools, and elements of another width.
-          ArgumentError, ArgumentTypeError: a size that is not a positive integer.
+          ArgumentError, ArgumentTypeError: a size that is not a positive integer,
+            another tiling.
+          LayoutError: a tiling of SMEM.
         """
-        return Scratch(self, tuple(shape), jnp.dtype(dtype))
+        return Scratch(self, tuple(shape), jnp.dtype(dtype), tiling)
 
     def size(self, aval: Any) -> int:
         return -(-math.prod(aval.shape) * jnp.dtype(aval.dtype).itemsize // WORD_BYTES)
@@ -156,21 +171,32 @@ class Scratch(Declaration):
       memory_space: where it lives.
       shape: positive static sizes.
       dtype: element type.
+      tiling: its own; None for that of the kernel.
 
     Raises:
       DTypeError: elements that the memory does not hold.
+      LayoutError: a tiling of SMEM.
     """
 
     memory_space: Space
     shape: tuple[int, ...]
     dtype: Any
+    tiling: str | None = None
 
     def __post_init__(self) -> None:
         require_stored(self.dtype, f"{self.memory_space.name}: dtype")
+        if self.tiling and self.memory_space not in (VMEM, VMEM_SHARED):
+            raise errors.LayoutError(
+                f"{self.memory_space.name} with a tiling",
+                expected="a tiling of VMEM or VMEM_SHARED",
+                got=f"tiling={self.tiling!r}",
+                hint="omit tiling: scalars lie one after the other",
+            )
 
     def to_ref(self) -> SparseCoreRef:
         aval = jax.core.ShapedArray(self.shape, self.dtype)
-        return SparseCoreRef(aval, self.memory_space)
+        own = TiledStorage(tiling=self.tiling) if self.tiling else ROW_MAJOR
+        return SparseCoreRef(aval, self.memory_space, details=own)
 
     def check_scope(self, mesh: Any) -> None:
         if mesh.machine != MACHINE:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from pallas_gpu.entry.caching import captured
 from tests.support.entry_kernels import f32, make, numbers
 
 FACTOR = 2.0
@@ -87,6 +88,32 @@ def test_a_changed_global_is_seen_by_the_next_call(body, monkeypatch):
     change(monkeypatch, 3.0)
     for k in kernels:
         check(k, 3)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_what_a_key_was_read_from_holds_until_it_changes(body, monkeypatch):
+    watched = captured.Watched()
+    before = captured.captured((body,), watched)
+    # A list changes in place: its elements are compared each time.
+    assert watched.holds() == (body is not by_list)
+    change(monkeypatch, 3.0)
+    assert not watched.holds()
+    assert captured.captured((body,)) != before
+
+
+def test_a_name_that_is_bound_later_is_watched():
+    def body(options, x, o):
+        o[...] = x[...] * options.get("factor", later)
+
+    options: dict[str, float] = {}
+    kept = captured.Watched(), captured.Watched()
+    captured.captured((functools.partial(body, options),), kept[0])
+    later = 2.0
+    assert not kept[0].holds()
+    captured.captured((functools.partial(body, options),), kept[1])
+    assert kept[1].holds()
+    options["factor"] = 3.0
+    assert not kept[1].holds()
 
 
 def test_changed_variables_of_an_enclosing_function_are_seen():

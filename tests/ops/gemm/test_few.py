@@ -95,13 +95,6 @@ def test_types_of_operands_and_result():
     check((5, 64, 128), config(split=2), "bfloat16", "float32")
 
 
-def test_vmap_makes_a_batch_of_products():
-    x, w = operands(3, 64, 128, batch=(2,))
-    product = functools.partial(matmul, config=config(split=2))
-    got = np.asarray(jax.vmap(product)(x, w), np.float32)
-    np.testing.assert_allclose(got, reference(x, w), atol=ROUNDING["float16"])
-
-
 # --- epilogues, batches, other types --------------------------------------------------
 
 DIVIDED = [{}, {"split": 2}, {"split": 2, "clusters": 2}]

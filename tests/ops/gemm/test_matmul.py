@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from pallas_gpu import offline
-from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
+from pallas_gpu.ops import (
+    BlackwellMatmulConfig,
+    MatmulConfig,
+    SplitMatmulConfig,
+    matmul,
+)
 from tests.support import emulated, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup
@@ -22,6 +27,9 @@ SMALL = MatmulConfig(
 )
 
 
+FEW_ROWS = SplitMatmulConfig(
+    tile_m=8, tile_n=64, tile_k=32, stages=2, warpgroups=1, split=2
+)
 ON_BLACKWELL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
 
 
@@ -152,7 +160,7 @@ def test_a_float32_operand_is_transposed_on_its_way_to_the_tensor_core(shape, op
     emulated.check(make, arrays, expected, atol=0.06, executed=[Warpgroup])
 
 
-@pytest.mark.parametrize("c", [SMALL, ON_BLACKWELL])
+@pytest.mark.parametrize("c", [SMALL, ON_BLACKWELL, FEW_ROWS])
 def test_vmap_makes_a_batch_of_products(c):
     a, b = operands(128, 64, 64, batch=(3,))
     assert_close(jax.vmap(functools.partial(matmul, config=c))(a, b), a, b)

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[np.ndarray, Callable[..., Any], Any]] = {
         (F, F * 2),
     ),
     "bitcast": (F, lambda x, m: plsc.bitcast(x, jnp.int32), F.view(np.int32)),
+    "bitcast to halves": (X, lambda x, m: plsc.bitcast(x, jnp.int16), X.view(np.int16)),
 }  # fmt: skip
 
 

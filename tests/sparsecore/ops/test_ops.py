@@ -91,10 +91,15 @@ def test_memory_is_that_of_a_few_blocks(name):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.large])
 def test_a_vector_takes_a_bundle(name):
     _skip_in_a_tier(name)
-    (build,) = whole.builds(CASES[name].call, *CASES[name].large(), target="tpu7x")
-    loops = emitted.finished(build).program.vector.loops
-    found = [loop.bundles_per_vector for loop in loops if loop.loads >= 8]
-    assert found and max(found) <= CASES[name].bundles
+    case = CASES[name]
+    for chip in CHIPS if tiers.runs_everything() else [tiers.one_of(name, CHIPS)]:
+        builds = whole.builds(case.call, *case.large(), target=chip)
+        found = [x for b in builds for x in emitted.finished(b).program.vector.loops]
+        loops = [loop for loop in found if loop.loads >= 4]
+        assert max(loop.bundles_per_vector for loop in loops) <= case.bundles
+        assert all(len(loop.bundles) <= 1.25 * loop.slot_bound for loop in loops)
+        if case.bundles > 1.25:
+            assert max(loop.slot_bound / loop.loads for loop in loops) > 1.25
 
 
 @needs_libtpu

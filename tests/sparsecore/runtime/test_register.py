@@ -13,6 +13,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
+from tests.support import tiers
+from tests.support.sparsecore.kernels import kernel, lanes, part
 from tests.support.sparsecore.modules import CHIPS, needs_libtpu
 
 X = np.zeros((16, 1024), np.float32)
@@ -96,6 +98,34 @@ def test_a_report_has_streams_loops_and_a_bound(chip):
     of_device = {"v5p": 2.46e12, "v6e": 1.64e12, "tpu7x": 3.7e12}[chip]
     assert report.hbm_seconds == pytest.approx(report.hbm_bytes / of_device)
     assert "module @double" in report.mlir
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    "store, bundles",
+    [
+        (lambda ref, value: ref.__setitem__(..., value), 8),
+        (plsc.addupdate, 16),
+    ],
+    ids=["stores", "adds"],
+)
+def test_a_load_and_an_adding_store_have_one_slot(store, bundles):
+    def body(x_ref, o_ref, x, o):
+        plsc.sync_copy(x_ref, x)
+        plsc.sync_copy(x_ref, o)
+
+        @plsc.parallel_loop(0, 1024, step=lanes(), unroll=8)
+        def _(i):
+            store(o.at[part(i)], x[part(i)])
+
+        plsc.sync_copy(o, o_ref)
+
+    vector = plsc.VMEM((1024,), jnp.float32)
+    for chip in CHIPS if tiers.runs_everything() else CHIPS[-1:]:
+        run = kernel(body, X[0], vector, vector, subcores=1, target=chip)
+        (report,) = plsc.compile(run, X[0], target=chip)
+        (loop,) = report.code.loops
+        assert (len(loop.bundles), loop.loads, loop.slot_bound) == (bundles, 8, bundles)
 
 
 def _gather(table, rows, tiling):

@@ -94,6 +94,11 @@ def _require_inside(where: slice, size: int, op: Any) -> None:
         raise ModuleError(f"{where} is outside of {size} elements: {op}")
 
 
+@operation("tpu.erase_memref_layout")
+def _erase(s: Subcore, op: Any, args: list[Any]) -> list[Any]:
+    return args
+
+
 @operation("tpu.memref_squeeze")
 def _squeeze(s: Subcore, op: Any, args: list[Any]) -> list[Any]:
     shape = ir.MemRefType(op.results[0].type).shape

@@ -26,8 +26,10 @@ class Case:
       call: the operation, of the arguments and options.
       args: makes arguments.
       expected: what NumPy computes of them, a list of arrays.
-      large: makes arguments for which its loops are as fast as they get.
-      bundles: the most bundles of such a loop for a vector.
+      large: makes arguments for which its loops are as fast as they get; None: it has
+        no loop of its own over vectors.
+      bundles: the most bundles of such a loop for a vector; more than 1.25 only where
+        a slot of the bundles is needed more often.
     """
 
     call: Callable[..., Any]
@@ -112,9 +114,9 @@ def _largest(k: int) -> Case:
         lambda x, **options: ops.top_k(x, k, **options),
         lambda rng: [_different(rng, 9, 60).astype(np.float32)],
         expected,
-        large=(lambda: [np.zeros((64, 4096), np.float32)]) if k < 8 else None,
-        # Two sorts for each.
-        bundles=3,
+        large=(lambda: [np.zeros((64, 2048), np.float32)]) if k < 8 else None,
+        # Two sorts for each, of which a bundle starts one.
+        bundles=2.25,
     )
 
 
@@ -165,7 +167,7 @@ CASES: dict[str, Case] = {
         lambda rng: [rng.integers(-3, 70, 1000).astype(np.int32)],
         _counts,
         large=lambda: [np.zeros(65536, np.int32)],
-        # The vectors of an iteration are loaded before the first is added.
+        # A load and an adding store have one slot.
         bundles=2,
     ),
     "sort": Case(
@@ -189,17 +191,24 @@ CASES: dict[str, Case] = {
     "top_k": _largest(5),
     "top_k of more than a register": _largest(40),
     "deduplicate": Case(
-        lambda rows, **options: ops.deduplicate(rows, block=64, **options),
+        lambda rows, **options: ops.deduplicate(
+            rows, block=64 if rows.size < 2048 else 2048, **options
+        ),
         lambda rng: [rng.integers(0, 30, 250).astype(np.int32)],
         _deduplicated,
+        large=lambda: [np.zeros(131072, np.int32)],
     ),
     "dispatch": Case(
-        lambda *x, **options: ops.dispatch(*x, 8, 20, **options),
+        lambda x, experts, **options: ops.dispatch(
+            x, experts, 8 if len(x) < 2048 else 64, 20, **options
+        ),
         lambda rng: [
             rng.integers(-9, 9, (220, 32)).astype(np.float32),
             rng.integers(-1, 9, 220).astype(np.int32),
         ],
         _dispatched,
+        large=lambda: [np.zeros((8192, 32), np.float32), np.zeros(8192, np.int32)],
+        bundles=2,  # as of histogram
     ),
 }
 
@@ -245,7 +254,7 @@ MADE: dict[str, tuple[dict[str, OnChips], OnChips, OnChips]] = {
     ),
     "histogram": (
         {DMA: (1, 1, 1), ADD_S32: (1, 1, 1), LOAD: (1, 1, 1), STORE: (1, 1, 1)},
-        (384, 384, 640),
+        (288, 320, 576),
         (128, 128, 256),
     ),
     "sort": ({LOAD: (1, 1, 1), STORE: (1, 1, 1)}, (2048, 2048, 2048), (0, 0, 0)),
@@ -260,7 +269,7 @@ MADE: dict[str, tuple[dict[str, OnChips], OnChips, OnChips]] = {
         (4096, 4096, 4096),
         (0, 0, 0),
     ),
-    "deduplicate": ({LOAD: (1, 1, 1), STORE: (3, 3, 3)}, (896, 896, 896), (0, 0, 0)),
+    "deduplicate": ({LOAD: (1, 1, 1), STORE: (3, 3, 3)}, (544, 544, 576), (0, 0, 0)),
     "dispatch": (
         {
             DMA: (1, 1, 1),
@@ -269,7 +278,7 @@ MADE: dict[str, tuple[dict[str, OnChips], OnChips, OnChips]] = {
             LOAD: (4, 4, 6),
             STORE: (4, 4, 5),
         },
-        (768, 768, 1056),
+        (528, 528, 1056),
         (384, 384, 512),
     ),
 }

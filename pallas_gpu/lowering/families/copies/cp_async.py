@@ -13,7 +13,7 @@ from pallas_gpu.emitters.copies import cp_async
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
-from pallas_gpu.lowering.rules import emits, relates, used
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives import cp_async as primitives
 
 
@@ -24,30 +24,22 @@ def barrier_of(ctx: RuleContext, barrier: Any) -> ir.Value | None:
     return barrier_pointer(ctx, barrier)
 
 
-@emits(primitives.cp_async_p)
-def _load(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    source = ctx.view(operands["src"])
+# Threads access SMEM in any layout.
+@emits(primitives.cp_async_p, dst="indexed")
+def _load(ctx: RuleContext, src: Any, dst: Any, barrier: Any, predicate: Any) -> None:
+    source, pointer = ctx.view(src), barrier_of(ctx, barrier)
     plan = cp_async.copy_gmem_to_smem(
-        source,
-        ctx.view(operands["dst"]),
-        barrier_of(ctx, operands["barrier"]),
-        predicate_value(operands["predicate"]),
+        source, ctx.view(dst), pointer, predicate_value(predicate)
     )
     slow.copied_by_threads(plan, source, lambda: _jax.where(ctx.eqn))
-    return []
 
 
-@emits(primitives.store_by_threads_p)
-def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    target = ctx.view(operands["dst"])
-    plan = cp_async.copy_smem_to_gmem(
-        ctx.view(operands["src"]), target, predicate_value(operands["predicate"])
-    )
+@emits(primitives.store_by_threads_p, src="indexed")
+def _store(ctx: RuleContext, src: Any, dst: Any, predicate: Any) -> None:
+    target = ctx.view(dst)
+    plan = cp_async.copy_smem_to_gmem(ctx.view(src), target, predicate_value(predicate))
     slow.copied_by_threads(plan, target, lambda: _jax.where(ctx.eqn))
     close_group(ctx)
-    return []
 
 
 def close_group(ctx: RuleContext) -> None:
@@ -56,12 +48,6 @@ def close_group(ctx: RuleContext) -> None:
         tma.commit_group()
 
 
-# Threads access SMEM in any layout.
-relates(primitives.cp_async_p)(lambda node, *_: used(node, dst="indexed"))
-relates(primitives.store_by_threads_p)(lambda node, *_: used(node, src="indexed"))
-
-
 @emits(primitives.wait_gmem_to_smem_p)
-def _wait_gmem_to_smem(ctx: RuleContext) -> list[Any]:
-    cp_async.wait_group(ctx.eqn.params["n"])
-    return []
+def _wait_gmem_to_smem(ctx: RuleContext, *, n: int) -> None:
+    cp_async.wait_group(n)

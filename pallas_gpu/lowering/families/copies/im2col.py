@@ -9,33 +9,27 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.emitters.copies import im2col
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.copies import cp_async
-from pallas_gpu.lowering.families.mbarrier import predicate_value
-from pallas_gpu.lowering.references import i32
-from pallas_gpu.lowering.rules import emits, relates, used
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
+from pallas_gpu.lowering.references import i32, index_value
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.copies import im2col as primitives
 
 
 def _scalars(ctx: RuleContext, values: Any) -> list[ir.Value]:
-    found = map(i32, values)
+    found = (i32(index_value(x)) for x in values)
     return [ctx.builder.i32(x) if isinstance(x, int) else x for x in found]
 
 
-@emits(primitives.copy_im2col_p)
-def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    pointer = cp_async.barrier_of(ctx, operands["barrier"])
-    assert pointer is not None
+@emits(primitives.copy_im2col_p, dst="im2col")
+def _copy(
+    ctx: RuleContext, src, dst, barrier, start, offsets, predicate, *, windows
+) -> None:
     im2col.load(
-        ctx.eqn.params["windows"],
-        ctx.view(operands["src"]),
-        ctx.view(operands["dst"]),
-        pointer,
-        _scalars(ctx, operands["start"]),
-        _scalars(ctx, operands["offsets"]),
-        predicate_value(operands["predicate"]),
+        windows,
+        ctx.view(src),
+        ctx.view(dst),
+        barrier_pointer(ctx, barrier),
+        _scalars(ctx, start),
+        _scalars(ctx, offsets),
+        predicate_value(predicate),
     )
-    return []
-
-
-relates(primitives.copy_im2col_p)(lambda node, *_: used(node, dst="im2col"))

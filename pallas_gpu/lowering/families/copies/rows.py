@@ -3,58 +3,44 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pallas_gpu.emitters.copies import rows
+from pallas_gpu import _jax, types
+from pallas_gpu.emitters.copies import rows as emitter
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
-from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives import rows as primitives
+from pallas_gpu.program.nodes import Access
 
 
 @emits(primitives.gather_rows_p)
-def _gather(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    rows.gather(
-        ctx.view(operands["src"]),
-        ctx.operand(operands["rows"], "rows"),
-        ctx.view(operands["dst"]),
-        cp_async.barrier_of(ctx, operands["barrier"]),
-        predicate_value(operands["predicate"]),
+def _gather(ctx: RuleContext, src, dst, rows, barrier, predicate) -> None:
+    source, target = ctx.view(src), ctx.view(dst)
+    plan = emitter.gather(
+        source,
+        ctx.operand(rows, "rows"),
+        target,
+        cp_async.barrier_of(ctx, barrier),
+        predicate_value(predicate),
     )
-    return []
+    if plan is not None:
+        slow.copied_by_threads(
+            plan, source, lambda: _jax.where(ctx.eqn), target.shape[0]
+        )
 
 
 @emits(primitives.scatter_rows_p)
-def _scatter(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    rows.scatter(
-        ctx.view(operands["src"]),
-        ctx.view(operands["dst"]),
-        ctx.operand(operands["rows"], "rows"),
-        predicate_value(operands["predicate"]),
-    )
+def _scatter(ctx: RuleContext, src, dst, rows, predicate) -> None:
+    held = ctx.operand(rows, "rows")
+    emitter.scatter(ctx.view(src), ctx.view(dst), held, predicate_value(predicate))
     # All threads have copies of their own, and each closes its group.
     cp_async.close_group(ctx)
-    return []
 
 
-@relates(primitives.gather_rows_p)
-def _relate_gather(node: Node, *_: Any) -> list[Any]:
-    return _related(node, "dst")
-
-
-@relates(primitives.scatter_rows_p)
-def _relate_scatter(node: Node, *_: Any) -> list[Any]:
-    return _related(node, "src")
-
-
-def _related(node: Node, smem: str) -> list[Any]:
+@relates(primitives.gather_rows_p, primitives.scatter_rows_p)
+def _relate(node: Node, src: Access, dst: Access, rows: Symbol) -> None:
     """Indices and SMEM are taken in any layout."""
-    operands = node.operands
-    node.use(node.part(operands[smem]), "indexed")
-    rows_ = operands["rows"]
-    node.take(rows_, node.variable(rows_), "rows")
-    return []
+    node.use(node.part(dst if src.space is types.GMEM else src), "indexed")
+    node.take(rows, node.variable(rows), "rows")

@@ -13,13 +13,12 @@ from pallas_gpu.lowering.rules import emits
 
 
 @emits("axis_index")
-def _axis_index(ctx: RuleContext) -> Any:
-    name = ctx.eqn.params["axis_name"]
-    index = ctx.kernel.axes.get(name)
+def _axis_index(ctx: RuleContext, *, axis_name: Any) -> Any:
+    index = ctx.kernel.axes.get(axis_name)
     if index is None:
         raise errors.AxisNameError(
-            f"axis_index: no axis is named {name!r}",
+            f"axis_index: no axis is named {axis_name!r}",
             expected=f"one of {[n for n, _ in ctx.kernel.params.mesh.axes]}",
-            got=repr(name),
+            got=repr(axis_name),
         )
     return elementwise.scalar(index, I32)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pallas_gpu.emitters.grids import griddepcontrol
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import emits
@@ -12,12 +10,10 @@ from pallas_gpu.primitives.grids.griddepcontrol import launch_dependents_p, wait
 
 
 @emits(wait_p)
-def _wait(ctx: RuleContext) -> list[Any]:
+def _wait(ctx: RuleContext) -> None:
     griddepcontrol.wait()
-    return []
 
 
 @emits(launch_dependents_p)
-def _launch_dependents(ctx: RuleContext) -> list[Any]:
+def _launch_dependents(ctx: RuleContext) -> None:
     griddepcontrol.launch_dependents()
-    return []

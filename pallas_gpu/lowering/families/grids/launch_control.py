@@ -16,8 +16,8 @@ from pallas_gpu.emitters.grids import launch_control
 from pallas_gpu.emitters.smem import slice_pointer
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
-from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates, used
+from pallas_gpu.lowering.references import I32, Reference
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.grids.launch_control import (
     query_cluster_cancel_p,
     try_cluster_cancel_p,
@@ -49,28 +49,21 @@ def _conditions(ctx: RuleContext) -> tuple[ir.Value, ir.Value]:
     return arms, first(list(axes))
 
 
-@emits(try_cluster_cancel_p)
-def _request(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    answer = slice_pointer(ctx.view(operands["result"]))
-    barrier = barrier_pointer(ctx, operands["barrier"])
+@emits(try_cluster_cancel_p, result="store")
+def _request(ctx: RuleContext, result: Reference, barrier: Reference) -> None:
+    answer, pointer = slice_pointer(ctx.view(result)), barrier_pointer(ctx, barrier)
     arms, asks = _conditions(ctx)
     launch_control.request(
-        answer, barrier, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster
+        answer, pointer, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster
     )
-    return []
-
-
-relates(try_cluster_cancel_p)(lambda node, *_: used(node, result="store"))
-relates(query_cluster_cancel_p)(lambda node, *_: used(node, result="load"))
 
 
 # --- answers --------------------------------------------------------------------------
 
 
-@emits(query_cluster_cancel_p)
-def _decode(ctx: RuleContext, *invals: Any) -> list[Any]:
-    answer = slice_pointer(ctx.view(ctx.operands(invals)["result"]))
+@emits(query_cluster_cancel_p, result="load")
+def _decode(ctx: RuleContext, result: Reference) -> list[Any]:
+    answer = slice_pointer(ctx.view(result))
     return _decoded(ctx, *launch_control.decode(answer))
 
 

@@ -13,15 +13,14 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
-from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates, used
+from pallas_gpu.lowering.references import I32, Reference
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
 
 
 @emits(claim_p)
-def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
-    params = ctx.kernel.params
-    predicate = predicate_value(ctx.operands(invals)["predicate"])
+def _claim(ctx: RuleContext, predicate: Any) -> list[Any]:
+    params, predicate = ctx.kernel.params, predicate_value(predicate)
     instances = math.prod(axis.size for axis in params.batch)
     launched = math.prod(ctx.builder.spec.grid) // math.prod(params.mesh.cluster)
     counter = ctx.builder.buffers[workspace.handle(ctx.kernel, POSITIONS).buffer_index]
@@ -29,14 +28,9 @@ def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
     return [elementwise.scalar(claimed, I32)]
 
 
-@emits(publish_p)
-def _publish(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    position = vals.scalar_value(operands["position"])
-    barrier = barrier_pointer(ctx, operands["barrier"])
-    predicate = predicate_value(operands["predicate"])
-    scheduling.publish(position, ctx.view(operands["dst"]), barrier, predicate)
-    return []
-
-
-relates(publish_p)(lambda node, *_: used(node, dst="store"))
+@emits(publish_p, dst="store")
+def _publish(
+    ctx: RuleContext, position: Any, dst: Reference, barrier: Reference, predicate: Any
+) -> None:
+    position, pointer = vals.scalar_value(position), barrier_pointer(ctx, barrier)
+    scheduling.publish(position, ctx.view(dst), pointer, predicate_value(predicate))

@@ -25,18 +25,17 @@ from pallas_gpu.lowering.rules import emits, relates
 
 
 @emits("concatenate")
-def _concatenate(ctx: RuleContext, *operands: Any) -> Any:
+def _concatenate(ctx: RuleContext, *operands: Any, dimension: int) -> Any:
     if len(operands) == 1:
         return operands[0]
-    axis = ctx.eqn.params["dimension"]
     shapes_ = [x.shape for x in operands]
-    plan = plans.concatenation(shapes_, axis)
+    plan = plans.concatenation(shapes_, dimension)
     if len(set(shapes_)) > 1:
         return moved(ctx, plan, operands)
     first = next((x for x in operands if isinstance(x, regs.RegisterArray)), None)
     if first is not None and ctx.target("moved") is None:
         operands = tuple(_like(x, first.layout) for x in operands)
-    starts = _join_starts(shapes_, axis)
+    starts = _join_starts(shapes_, dimension)
     rename = functools.partial(_joined, starts, ctx.out_aval.shape)
     return moved(ctx, plan, operands, rename=rename)
 
@@ -65,14 +64,14 @@ def _joined(
 
 
 @relates("concatenate")
-def _relate_concatenate(node: Node, *operands: Symbol) -> Symbol:
+def _relate_concatenate(node: Node, *operands: Symbol, dimension: int) -> Symbol:
     if len(operands) == 1:
         return operands[0]
-    axis, (aval,) = node.params["dimension"], node.op.results
+    (aval,) = node.op.results
     sizes = [x.shape for x in operands]
     renames: list[relations.Relation] = []
     if len(set(sizes)) == 1:
-        starts = _join_starts(sizes, axis)
+        starts = _join_starts(sizes, dimension)
         renames = [relations.Join(sizes[0], tuple(aval.shape), s) for s in starts]
     return related_moved(node, operands, aval, renames=renames)
 
@@ -94,11 +93,10 @@ def _join_starts(
 
 
 @emits("rev")
-def _rev(ctx: RuleContext, x: Any) -> Any:
+def _rev(ctx: RuleContext, x: Any, *, dimensions: Any) -> Any:
     if isinstance(x, regs.Splat):
         return x
-    plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
-    return moved(ctx, plan, [x])
+    return moved(ctx, plans.reversal(x.shape, dimensions), [x])
 
 
 @relates("rev")
@@ -109,18 +107,18 @@ def _relate_rev(node: Node, x: Symbol) -> Symbol:
 
 
 @relates("pad")
-def _relate_pad(node: Node, x: Symbol, value: Symbol) -> Symbol:
+def _relate_pad(node: Node, x: Symbol, value: Symbol, *, padding_config: Any) -> Symbol:
     if not x.shape:
         return x
-    plan = plans.padding(x.shape, node.params["padding_config"])
+    plan = plans.padding(x.shape, padding_config)
     other = None if plan.is_total else value
     return related_moved(node, [x], node.op.results[0], other=other)
 
 
 @emits("pad")
-def _pad(ctx: RuleContext, x: Any, value: Any) -> Any:
+def _pad(ctx: RuleContext, x: Any, value: Any, *, padding_config: Any) -> Any:
     if vals.is_scalar(x):
         return x
-    plan = plans.padding(x.shape, ctx.eqn.params["padding_config"])
+    plan = plans.padding(x.shape, padding_config)
     other = None if plan.is_total else regs.splat(value.value, x.dtype, plan.shape)
     return moved(ctx, plan, [x], other=other)

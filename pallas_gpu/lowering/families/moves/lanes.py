@@ -28,7 +28,7 @@ def _layout(shape: tuple[int, ...], threads: int) -> LinearLayout:
 
 def _make(name: str) -> Any:
     def rule(ctx: RuleContext, *invals: Any) -> Any:
-        operands = ctx.operands(invals, numbers=False)
+        operands = ctx.operands(invals)
         x = operands["x"]
         layout = _layout(x.shape, ctx.builder.issuer_threads)
         arrays = [

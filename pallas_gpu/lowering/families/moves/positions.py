@@ -23,19 +23,17 @@ from pallas_gpu.primitives.positions import gather_positions_p, scatter_position
 
 
 @emits(gather_positions_p)
-def _gather(ctx: RuleContext, *invals: Any) -> Any:
-    operands = ctx.operands(invals, numbers=False)
-    x, index = (ctx.placed(operands[name], name) for name in ("x", "index"))
-    fill = regs.splat(vals.scalar_value(operands["fill"]), x.dtype, index.shape)
+def _gather(ctx: RuleContext, x: Any, index: Any, fill: Any) -> Any:
+    x, index = ctx.placed(x, "x"), ctx.placed(index, "index")
+    fill = regs.splat(vals.scalar_value(fill), x.dtype, index.shape)
     room = scratch.for_data(ctx.kernel, image.size_bytes(math.prod(x.shape), x.dtype))
     return gather.gather(x, index, fill.materialize(index.layout), room)
 
 
 @relates(gather_positions_p)
-def _relate_gather(node: Node, *_: Any) -> Symbol:
+def _relate_gather(node: Node, x: Symbol, index: Symbol) -> Symbol:
     """Index and result have one layout; the array may have any."""
-    operands, (aval,) = node.operands, node.op.results
-    x, index = operands["x"], operands["index"]
+    (aval,) = node.op.results
     made = node.variable(aval, moved_bits=max(x.bits, 8))
     node.take(x, node.variable(x, "array", moved_bits=max(x.bits, 8)), "x")
     node.take(index, made, "index")
@@ -43,10 +41,9 @@ def _relate_gather(node: Node, *_: Any) -> Symbol:
 
 
 @relates(scatter_positions_p)
-def _relate_scatter(node: Node, *_: Any) -> Symbol:
+def _relate_scatter(node: Node, x: Symbol, index: Symbol, updates: Symbol) -> Symbol:
     """Index and updates have one layout, the array and the result another."""
-    operands, (aval,) = node.operands, node.op.results
-    x, index, updates = (operands[name] for name in ("x", "index", "updates"))
+    (aval,) = node.op.results
     bits = max(x.bits, 8)
     taken = node.variable(index, "updates", moved_bits=bits)
     node.take(index, taken, "index")
@@ -67,13 +64,12 @@ def _check_scatter(op: Any, mesh: Any) -> None:
 
 
 @emits(scatter_positions_p)
-def _scatter(ctx: RuleContext, *invals: Any) -> Any:
-    operands = ctx.operands(invals, numbers=False)
-    x, updates, index = (
-        ctx.placed(operands[name], name) for name in ("x", "updates", "index")
-    )
+def _scatter(
+    ctx: RuleContext, x: Any, updates: Any, index: Any, *, kind: Any, unique: bool
+) -> Any:
+    x, updates = ctx.placed(x, "x"), ctx.placed(updates, "updates")
+    index = ctx.placed(index, "index")
     updates = scratch.relayouted(ctx.kernel, updates, index.layout)
-    kind, unique = ctx.eqn.params["kind"], ctx.eqn.params["unique"]
     wanted = scatter.wanted_bytes(
         math.prod(x.shape), math.prod(index.shape), x.dtype, unique
     )

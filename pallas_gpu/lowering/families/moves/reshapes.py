@@ -27,18 +27,13 @@ from pallas_gpu.lowering.rules import emits, relates
 
 
 @emits("reshape")
-def _reshape(ctx: RuleContext, x: Any) -> Any:
-    return _array_in_shape(ctx, x, ctx.out_aval.shape, ctx.eqn.params["dimensions"])
+def _reshape(ctx: RuleContext, x: Any, *, dimensions: Any) -> Any:
+    return _array_in_shape(ctx, x, dimensions)
 
 
 @emits("squeeze")
-def _squeeze(ctx: RuleContext, x: Any) -> Any:
-    return _array_in_shape(ctx, x, ctx.out_aval.shape, None)
-
-
-def _array_in_shape(
-    ctx: RuleContext, x: Any, shape: tuple[int, ...], dimensions: Any
-) -> Any:
+def _array_in_shape(ctx: RuleContext, x: Any, dimensions: Any = None) -> Any:
+    shape = ctx.out_aval.shape
     if isinstance(x, regs.Splat):
         return regs.reshape(x, shape)
     if not shape:
@@ -67,16 +62,12 @@ def _renamed(
 
 
 @relates("reshape")
-def _relate_reshape(node: Node, x: Symbol) -> Symbol:
-    return _related_shape(node, x, node.params["dimensions"])
+def _relate_reshape(node: Node, x: Symbol, *, dimensions: Any) -> Symbol:
+    return _related_shape(node, x, dimensions)
 
 
 @relates("squeeze")
-def _relate_squeeze(node: Node, x: Symbol) -> Symbol:
-    return _related_shape(node, x, None)
-
-
-def _related_shape(node: Node, x: Symbol, dimensions: Any) -> Symbol:
+def _related_shape(node: Node, x: Symbol, dimensions: Any = None) -> Symbol:
     """Axes of size one are inserted and removed in any layout."""
     (aval,) = node.op.results
     old, new = x.shape, tuple(aval.shape)

@@ -29,9 +29,8 @@ from pallas_gpu.program.nodes import Constant
 
 
 @emits("slice")
-def _slice(ctx: RuleContext, x: Any) -> Any:
-    params = ctx.eqn.params
-    return _part(ctx, x, params["start_indices"], ctx.out_aval.shape, params["strides"])
+def _slice(ctx: RuleContext, x: Any, *, start_indices: Any, strides: Any) -> Any:
+    return _part(ctx, x, start_indices, ctx.out_aval.shape, strides)
 
 
 def _part(
@@ -80,9 +79,8 @@ def _related_part(
 
 
 @relates("slice")
-def _relate_slice(node: Node, x: Symbol) -> Symbol:
-    params, (aval,) = node.params, node.op.results
-    return _related_part(node, x, params["start_indices"], aval, params["strides"])
+def _relate_slice(node: Node, x: Symbol, *, start_indices: Any, strides: Any) -> Symbol:
+    return _related_part(node, x, start_indices, node.op.results[0], strides)
 
 
 @relates("split")

@@ -13,7 +13,5 @@ from pallas_gpu.primitives.sync.delay import delay_p
 
 
 @emits(delay_p)
-def _delay(ctx: RuleContext, *invals: Any) -> list[Any]:
-    (nanos,) = invals
+def _delay(ctx: RuleContext, nanos: Any) -> None:
     delay.delay(vals.scalar_value(nanos))
-    return []

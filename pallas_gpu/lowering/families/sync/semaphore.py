@@ -9,13 +9,12 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import elementwise, gmem
 from pallas_gpu.emitters.devices import multimem, peers
-from pallas_gpu.emitters.sync import semaphore
+from pallas_gpu.emitters.sync import semaphore as emitter
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32, Reference
-from pallas_gpu.lowering.rules import emits, relates, used
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.sync.semaphore import (
     semaphore_read_p,
     semaphore_signal_p,
@@ -28,26 +27,16 @@ def _pointer(ctx: RuleContext, ref: Reference) -> ir.Value:
     return gmem.slice_pointer(ctx.view(ref))
 
 
-@relates(
-    semaphore_signal_p, semaphore_signal_parallel_p, semaphore_wait_p, semaphore_read_p
-)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    """They access GMEM, whose layout is given."""
-    return used(node)
-
-
-@emits(semaphore_signal_p)
-def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
-    one = _signalled(ctx, ctx.operands(invals, numbers=False))
+@emits(semaphore_signal_p, semaphore=None)
+def _signal(ctx: RuleContext, semaphore: Reference, inc: Any, *, memory_scope) -> None:
+    one = _signalled(ctx, semaphore, inc)
     _order_aliases(ctx)
-    semaphore.signal(one, ctx.eqn.params["memory_scope"])
-    return []
+    emitter.signal(one, memory_scope)
 
 
-def _signalled(ctx: RuleContext, operands: Any) -> semaphore.Signal:
-    view = ctx.view(operands["semaphore"])
-    inc = vals.scalar_value(operands["inc"])
-    return semaphore.Signal(gmem.slice_pointer(view), inc, view.owner == peers.ALL)
+def _signalled(ctx: RuleContext, semaphore: Reference, inc: Any) -> emitter.Signal:
+    view, amount = ctx.view(semaphore), vals.scalar_value(inc)
+    return emitter.Signal(gmem.slice_pointer(view), amount, view.owner == peers.ALL)
 
 
 def _order_aliases(ctx: RuleContext) -> None:
@@ -56,35 +45,30 @@ def _order_aliases(ctx: RuleContext) -> None:
         multimem.fence_alias()
 
 
-@emits(semaphore_signal_parallel_p)
-def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
-    signals = [_signalled(ctx, x) for x in ctx.operands(invals, numbers=False)]
+@emits(semaphore_signal_parallel_p, semaphore=None)
+def _signal_parallel(ctx: RuleContext, *invals: Any) -> None:
+    signals = [_signalled(ctx, **x) for x in ctx.operands(invals)]
     _order_aliases(ctx)
-    semaphore.signal_parallel(signals)
-    return []
+    emitter.signal_parallel(signals)
 
 
-@emits(semaphore_wait_p)
-def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals, numbers=False)
-    semaphore.wait(
-        _pointer(ctx, operands["semaphore"]),
-        vals.scalar_value(operands["value"]),
-        ctx.eqn.params["memory_scope"],
-        decrement=ctx.eqn.params["decrement"],
-    )
+@emits(semaphore_wait_p, semaphore=None)
+def _wait(
+    ctx: RuleContext, semaphore: Reference, value: Any, *, memory_scope, decrement
+) -> None:
+    pointer, least = _pointer(ctx, semaphore), vals.scalar_value(value)
+    emitter.wait(pointer, least, memory_scope, decrement=decrement)
     _order_aliases(ctx)
-    return []
 
 
 # --- reads, which exchange a value between warps --------------------------------------
 
 
-@emits(semaphore_read_p)
-def _read(ctx: RuleContext, *invals: Any) -> Any:
-    pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
-    needed = semaphore.read_scratch_bytes()
+@emits(semaphore_read_p, semaphore=None)
+def _read(ctx: RuleContext, semaphore: Reference) -> Any:
+    pointer = _pointer(ctx, semaphore)
+    needed = emitter.read_scratch_bytes()
     room = scratch.of_bytes(ctx.kernel, needed, "semaphore_read", "one semaphore")
-    value = semaphore.read(pointer, room)
+    value = emitter.read(pointer, room)
     _order_aliases(ctx)
     return elementwise.scalar(value, I32)

@@ -23,12 +23,13 @@ _NAMES = ("acc", "a", "b")
 
 
 @emits(primitives.mma_p)
-def _mma(ctx: RuleContext, *invals: Any) -> Any:
-    operands = ctx.operands(invals)
-    given = [ctx.operand(operands[name], name) for name in _NAMES]
+def _mma(ctx: RuleContext, acc: Any, a: Any, b: Any) -> Any:
+    operands = zip((acc, a, b), _NAMES, strict=True)
+    given = [ctx.operand(x, name) for x, name in operands]
     reason = ctx.eqn.params.get("reason")
     if reason is not None:
-        slow.instead_of_wgmma(reason, given[1:], ctx.kernel.where)
+        shown = " times ".join(f"{x.dtype}{list(x.shape)}" for x in given[1:])
+        slow.warn(reason.what, shown, reason.hint, ctx.kernel.where)
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)
@@ -61,8 +62,8 @@ def _layouts(shape: MmaShape) -> tuple[Any, ...]:
 
 
 @relates(primitives.mma_p)
-def _relate(node: Node, *_: Any) -> Symbol:
-    acc, a, b = given = [node.operands[name] for name in _NAMES]
+def _relate(node: Node, acc: Symbol, a: Symbol, b: Symbol) -> Symbol:
+    given = acc, a, b
     bits = dtypes.stored_bits(np.dtype(a.dtype))
     (m, n), k = acc.shape, b.shape[0]
     shape = MmaShape.best(m, n, k, bits)

@@ -14,20 +14,13 @@ from pallas_gpu.primitives.tensor_cores import operand_copy as primitives
 
 
 @emits(primitives.async_copy_smem_to_tmem_p)
-def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    operand_copy.copy_to_tmem(
-        ctx.view(operands["smem"]),
-        ctx.view(operands["tmem"]),
-        collective=ctx.eqn.params["collective_axis"] is not None,
-    )
-    return []
+def _copy(ctx: RuleContext, smem: Any, tmem: Any, *, collective_axis: Any) -> None:
+    collective = collective_axis is not None
+    operand_copy.copy_to_tmem(ctx.view(smem), ctx.view(tmem), collective=collective)
 
 
 @relates(primitives.async_copy_smem_to_tmem_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    operands = node.operands
+def _relate(node: Node, smem: Any, tmem: Any) -> None:
     # It reads the tiles of a left operand in SMEM.
-    node.use(node.part(operands["smem"]), "mma", role=smem_space.COPIED)
-    node.use(node.part(operands["tmem"]), "mma")
-    return []
+    node.use(node.part(smem), "mma", role=smem_space.COPIED)
+    node.use(node.part(tmem), "mma")

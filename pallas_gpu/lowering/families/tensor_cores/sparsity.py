@@ -7,22 +7,12 @@ from typing import Any
 
 from pallas_gpu.emitters.tensor_cores import sparsity
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.rules import emits, relates, used
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.tensor_cores import sparsity as primitives
 
 
-@emits(primitives.async_copy_sparse_metadata_to_tmem_p)
-def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals)
-    sparsity.copy_to_tmem(
-        ctx.view(operands["smem"]),
-        ctx.view(operands["tmem"]),
-        collective=ctx.eqn.params["collective_axis"] is not None,
-    )
-    return []
-
-
 # It copies contiguous bytes.
-relates(primitives.async_copy_sparse_metadata_to_tmem_p)(
-    lambda node, *_: used(node, smem="pointer", tmem="mma")
-)
+@emits(primitives.async_copy_sparse_metadata_to_tmem_p, smem="pointer", tmem="mma")
+def _copy(ctx: RuleContext, smem: Any, tmem: Any, *, collective_axis: Any) -> None:
+    collective = collective_axis is not None
+    sparsity.copy_to_tmem(ctx.view(smem), ctx.view(tmem), collective=collective)

@@ -10,6 +10,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.references import index_value
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives.tensor_cores import tcgen05 as primitives
 
@@ -26,13 +27,13 @@ _ROLES = {
 
 
 @emits(primitives.tcgen05_mma_p)
-def _mma(ctx: RuleContext, *invals: Any) -> list[Any]:
+def _mma(ctx: RuleContext, *invals: Any) -> None:
     operands = ctx.operands(invals)
     views: list[Any] = [
         None if operands[name] is None else ctx.view(operands[name]) for name in _ROLES
     ]
     acc, a, b, a_scale, b_scale, metadata = views
-    accumulate = operands["accumulate"]
+    accumulate = index_value(operands["accumulate"])
     if not isinstance(accumulate, bool):
         accumulate = vals.scalar_value(accumulate)
     scaled = None if a_scale is None else (a_scale, b_scale)
@@ -40,28 +41,20 @@ def _mma(ctx: RuleContext, *invals: Any) -> list[Any]:
     tcgen05.mma(acc, a, b, accumulate, scaled, metadata, collective=collective)
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
-    return []
 
 
 @relates(primitives.tcgen05_mma_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
+def _relate(node: Node, *_: Any, collective_axis: Any) -> None:
     operands = node.operands
-    collective = node.params["collective_axis"] is not None
     half = operands["acc"].window.sizes[-2] == _HALF_ROWS
-    pieces = {"b": 2} if half and not collective else {}
+    pieces = {"b": 2} if half and collective_axis is None else {}
     for name, role in _ROLES.items():
         if operands[name] is not None:
             part = node.part(operands[name])
             node.use(part, "mma", role=role, pieces=pieces.get(name, 1))
-    return []
 
 
 @emits(primitives.tcgen05_commit_arrive_p)
-def _commit_arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
-    _commit(ctx, ctx.operands(invals)["barrier"])
-    return []
-
-
 def _commit(ctx: RuleContext, barrier: Any) -> None:
     pointer = barrier_pointer(ctx, barrier)
     tcgen05.commit_arrive(pointer, collective=_is_collective(ctx))

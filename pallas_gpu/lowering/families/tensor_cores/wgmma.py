@@ -76,9 +76,8 @@ def write_accumulator(
 
 
 @emits(primitives.accumulator_load_p)
-def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
-    acc = ctx.operands(invals)["acc"]
-    return read_accumulator(ctx, acc, ctx.op.params["wait_n"])
+def _accumulator_load(ctx: RuleContext, acc: Reference, *, wait_n: int | None) -> Any:
+    return read_accumulator(ctx, acc, wait_n)
 
 
 def related_read(node: Node, access: Access) -> Symbol:
@@ -99,15 +98,13 @@ def _accumulator(node: Node, aval: Any) -> Variable:
 
 
 @relates(primitives.accumulator_load_p)
-def _relate_accumulator_load(node: Node, *_: Any) -> Symbol:
-    return related_read(node, node.operands["acc"])
+def _relate_accumulator_load(node: Node, acc: Access) -> Symbol:
+    return related_read(node, acc)
 
 
 @relates(primitives.wgmma_p)
-def _relate_wgmma(node: Node, *_: Any) -> list[Any]:
+def _relate_wgmma(node: Node, acc: Access, a: Any, b: Access) -> None:
     node.network.uses_wgmma = True
-    operands = node.operands
-    a, b, acc = operands["a"], operands["b"], operands["acc"]
     shape = jax.ShapeDtypeStruct(acc.window.shape, acc.buffer.dtype)
     _accumulator(node, shape)
     if isinstance(a, Symbol):
@@ -116,24 +113,21 @@ def _relate_wgmma(node: Node, *_: Any) -> list[Any]:
     else:
         node.use(node.part(a), "a")
     node.use(node.part(b), "b")
-    return []
 
 
 # --- products -------------------------------------------------------------------------
 
 
 @emits(primitives.wgmma_p)
-def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
+def _wgmma(ctx: RuleContext, acc: Reference, a: Any, b: Any) -> None:
     """Adds a product to an accumulator or to a part of its columns."""
-    operands = ctx.operands(invals)
-    acc, a = operands["acc"], operands["a"]
     if isinstance(a, Reference):
         a = ctx.view(a)
     else:
         a = ctx.operand(a, "a")
         if isinstance(a, regs.Deferred):
             a = a.materialize(wgmma.left_layout(dtypes.bits(a.dtype)))
-    b = ctx.view(operands["b"])
+    b = ctx.view(b)
     handle: vals.AccumulatorHandle = acc.handle
     whole = ctx.kernel.state[handle.key]
     starts, sizes = acc.window.starts, acc.window.sizes
@@ -143,14 +137,12 @@ def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
         part = wgmma.mma(wgmma.accumulator_slice(whole, starts, sizes), a, b)
         result = wgmma.accumulator_update(whole, starts, part)
     ctx.kernel.state[handle.key] = result
-    return []
 
 
 @emits(primitives.wgmma_wait_p)
-def _wgmma_wait(ctx: RuleContext) -> list[Any]:
+def _wgmma_wait(ctx: RuleContext, *, n: int) -> None:
     if ctx.kernel.target.has(arch.Feature.WGMMA):
-        wgmma.wait(ctx.eqn.params["n"])
-    return []
+        wgmma.wait(n)
 
 
 # --- optimization barriers ------------------------------------------------------------

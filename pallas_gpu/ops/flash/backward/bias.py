@@ -20,7 +20,6 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import operands
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
@@ -28,7 +27,7 @@ from pallas_gpu.ops.flash.masks import Lengths, Mask
 from pallas_gpu.ops.flash.problem import launch
 from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
-from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.rules import aligned, cached
 from pallas_gpu.ops.tiles import tiles
 
 # TMA addresses rows of multiples of 16 bytes.
@@ -38,8 +37,7 @@ _ROW_BYTES = 16
 def padded(p: BackwardProblem, bias: jax.Array) -> jax.Array:
     """Returns the bias as the kernels read it: more columns, which nothing sees."""
     # A single row is read without TMA, in whole blocks of any kernel.
-    multiple = _ROW_BYTES // bias.dtype.itemsize if p.has_matrix else CONSUMERS * ROWS
-    return operands.padded(bias, multiple)
+    return aligned(bias, 1 if p.has_matrix else CONSUMERS * ROWS)
 
 
 def derivative(p: BackwardProblem, arrays: dict[str, Any]) -> jax.Array:

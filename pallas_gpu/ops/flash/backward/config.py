@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pallas_gpu import errors, expect
+from pallas_gpu import expect
 from pallas_gpu.ops.rules import Positive, Stages
 
 CONSUMERS = 2
@@ -18,9 +18,14 @@ MAX_NARROW = 256
 
 
 @expect.arguments(
+    # One consumer's rows of dQ, or both consumers'.
+    block_q=expect.choice_of(
+        *(ROWS, CONSUMERS * ROWS),
+        hint="128 fits in the registers up to a head_dim of 64",
+    ),
     blocks=expect.optional(
         expect.integer(1, hint="None starts a block for each tile of K and V")
-    )
+    ),
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionBackwardConfig:
@@ -64,16 +69,6 @@ class AttentionBackwardConfig:
     deterministic: bool = False
     blocks: int | None = None
     kv_parts: Positive = 1
-
-    def __post_init__(self):
-        # One consumer's rows of dQ, or both consumers'.
-        if self.block_q not in (ROWS, CONSUMERS * ROWS):
-            raise errors.ArgumentError(
-                "AttentionBackwardConfig: this number of rows is not supported",
-                expected="block_q of 64 or 128",
-                got=f"block_q={self.block_q}",
-                hint="128 fits in the registers up to a head_dim of 64",
-            )
 
     @classmethod
     @expect.arguments(head_dim=expect.integer(1))

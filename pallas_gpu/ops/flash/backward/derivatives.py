@@ -25,8 +25,8 @@ from pallas_gpu.ops.flash.backward.problem import SHIFTS, BackwardProblem, sched
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
 from pallas_gpu.ops.flash.forward import hopper as forward
 from pallas_gpu.ops.flash.masks import Mask
-from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import Operands, Problem, Sizes, packed_tiles
+from pallas_gpu.ops.rules import aligned
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
 _LONG, _HEADS_OF_LONG = 4096, 4
@@ -49,12 +49,7 @@ def _run(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def differentiable(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result and logsumexp; they have derivatives.
-
-    Raises:
-      DifferentiationError: that of an operand that has none.
-      UnsupportedError: derivatives of a problem that the backward pass does not have.
-    """
+    """Returns the result and logsumexp; they have derivatives."""
     return _run(p, x)
 
 
@@ -75,7 +70,7 @@ def _backward(p: Problem[Any], residuals: Any, cotangents: Any) -> tuple[Operand
     do = jnp.zeros_like(out) if do is None else do
     arrays = x._asdict() | {"out": out, "do": do.astype(x.q.dtype), "lse": lse}
     for names, depth in ((("q", "k"), b.head_dim), (("v", "out", "do"), b.v_dim)):
-        arrays |= {name: padded(arrays[name], depth) for name in names}
+        arrays |= {name: aligned(arrays[name], depth) for name in names}
     if dlse is not None:
         arrays["dlse"] = dlse
     found = _derivatives(b, arrays, with_bias=of_bias is not None)
@@ -106,8 +101,8 @@ def _derivatives(
     of_rows = rows.make_kernel(p, own)(arrays)
     arrays |= {"lse": of_rows["lse2"], "delta": of_rows["delta"]}
     if p.mask.segments:
-        arrays["q_ids"] = padded(q_ids, p.padded_q_len)
-        arrays["kv_ids"] = padded(kv_ids, plgpu.align_to(p.kv_len, p.block_kv))
+        arrays["q_ids"] = aligned(q_ids, p.padded_q_len)
+        arrays["kv_ids"] = aligned(kv_ids, plgpu.align_to(p.kv_len, p.block_kv))
         tile = p.block_kv, p.config.block_q
         arrays["of_segments"] = masks.segment_blocks(kv_ids, q_ids, *tile)
     if p.bias is not None:
@@ -148,12 +143,7 @@ def _shifted(numbers: jax.Array) -> jax.Array:
 
 
 def backward_problem(p: Problem[Any]) -> BackwardProblem:
-    """Returns the problem of the derivatives.
-
-    Raises:
-      ArgumentError: a configuration that does not fit the registers.
-      UnsupportedError: an option without derivatives.
-    """
+    """Returns the problem of the derivatives."""
     _check_options(p)
     config = p.backward or _default_config(p)
     if p.deterministic or p.bias is not None:

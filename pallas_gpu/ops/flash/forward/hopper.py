@@ -28,7 +28,6 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
-from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import (
     Operands,
     Problem,
@@ -38,12 +37,8 @@ from pallas_gpu.ops.flash.problem import (
 )
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
-from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.rules import aligned, cached
 from pallas_gpu.ops.tiles import tiles
-
-# TMA addresses rows of multiples of 16 bytes.
-_ROW_BYTES = 16
-
 
 # --- around the kernel ----------------------------------------------------------------
 
@@ -55,8 +50,8 @@ def forward(p: Problem[AttentionConfig], x: Operands) -> dict[str, jax.Array]:
         inputs["of_segments"] = masks.segment_blocks(
             x.q_ids, x.kv_ids, c.block_q, c.block_kv
         )
-        inputs["q_ids"] = padded(x.q_ids, c.block_q)
-        inputs["kv_ids"] = padded(x.kv_ids, c.block_kv)
+        inputs["q_ids"] = aligned(x.q_ids, c.block_q)
+        inputs["kv_ids"] = aligned(x.kv_ids, c.block_kv)
     if p.packed:
         inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
     if p.persistent and p.uneven:
@@ -64,8 +59,7 @@ def forward(p: Problem[AttentionConfig], x: Operands) -> dict[str, jax.Array]:
     if p.narrow:
         inputs["v"] = narrow.transposed(x.v)
     if x.bias is not None:
-        row_elems = _ROW_BYTES // x.bias.dtype.itemsize
-        inputs["bias"] = padded(x.bias, row_elems)
+        inputs["bias"] = aligned(x.bias)
     return make_kernel(p, tuple(inputs))(inputs)
 
 

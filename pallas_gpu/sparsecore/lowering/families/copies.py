@@ -6,37 +6,26 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu.sparsecore.emitters import memory
-from pallas_gpu.sparsecore.lowering.state import emits, operands
+from pallas_gpu.sparsecore.lowering.state import emits
 from pallas_gpu.sparsecore.primitives import copies
 
 
 @emits(copies.copy_start_p)
-def _copy_start(ctx: Any, *invals: Any) -> list[Any]:
-    given, params = operands(ctx, invals), ctx.op.params
-    src, dst, semaphore = given["src"], given["dst"], given["semaphore"]
-    if params["indexed"] is None:
-        memory.start_copy(src, dst, semaphore, params["priority"])
-        return []
+def _copy_start(
+    ctx: Any, src, dst, indices, semaphore, *, indexed, priority, ignored_value, add
+) -> None:
+    if indexed is None:
+        memory.start_copy(src, dst, semaphore, priority)
+        return
     memory.start_indirect(
-        src,
-        dst,
-        _indices(given["indices"]),
-        semaphore,
-        ignored=params["ignored_value"],
-        add=params["add"],
+        src, dst, _indices(indices), semaphore, ignored=ignored_value, add=add
     )
-    return []
 
 
 @emits(copies.copy_wait_p)
-def _copy_wait(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    src, dst, semaphore = given["src"], given["dst"], given["semaphore"]
-    if ctx.op.params["indexed"] is None:
-        memory.wait_copy(src, dst, semaphore)
-    else:
-        memory.wait_indirect(src, dst, semaphore)
-    return []
+def _copy_wait(ctx: Any, src: Any, dst: Any, semaphore: Any, *, indexed: Any) -> None:
+    wait = memory.wait_copy if indexed is None else memory.wait_indirect
+    wait(src, dst, semaphore)
 
 
 def _indices(given: Any) -> Any:

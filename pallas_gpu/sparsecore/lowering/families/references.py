@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mosaic.python import tpu
 
@@ -14,7 +14,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.sparsecore.emitters import conversions, memory
 from pallas_gpu.sparsecore.emitters.values import Array, Handle, elements_of
 from pallas_gpu.sparsecore.lowering.families.control import Border
-from pallas_gpu.sparsecore.lowering.state import emits, masks, operands
+from pallas_gpu.sparsecore.lowering.state import array_type, emits, masks
 from pallas_gpu.sparsecore.primitives import gathers
 from pallas_gpu.sparsecore.types import SEMAPHORES, VMEM_SHARED, SemaphoreType
 
@@ -27,7 +27,8 @@ def _elements(ctx: Any, part: memory.Part) -> int:
     Raises:
       UnsupportedError: narrow elements that are not next to each other in memory.
     """
-    dtype, params = part.handle.dtype, ctx.kernel.params.compiler_params
+    dtype = part.handle.dtype
+    tiling = part.handle.tiling or ctx.kernel.params.compiler_params.tiling
     if dtype.itemsize < 4 and part.handle.space == "smem":
         raise errors.UnsupportedError(
             f"a scalar of {dtype.name} in SMEM",
@@ -36,14 +37,14 @@ def _elements(ctx: Any, part: memory.Part) -> int:
             hint="declare SMEM of int32 or float32, and convert the array before the "
             "call",
         )
-    if dtype.itemsize < 4 and params.tiling == "compact":
+    if dtype.itemsize < 4 and tiling == "compact":
         raise errors.UnsupportedError(
             f"vectors of {dtype.name} in VMEM under the compact tiling",
             expected="elements of 32 bits, or tiling='sparsecore'",
             got=f"{dtype.name}{list(part.shape)}, whose neighbours in memory are "
             "elements of another row",
-            hint="pass plsc.CompilerParams(tiling='sparsecore'), or keep the array as "
-            "int32 and use plsc.bitcast",
+            hint="declare plsc.VMEM(shape, dtype, tiling='sparsecore'), or pass that "
+            "to plsc.CompilerParams; or keep the array as int32 and use plsc.bitcast",
         )
     return conversions.register_elements(dtype, ctx.kernel.target.lanes)
 
@@ -52,27 +53,21 @@ def _elements(ctx: Any, part: memory.Part) -> int:
 
 
 @emits(_jax.get_p)
-def _get(ctx: Any, *invals: Any) -> Array:
-    part = operands(ctx, invals)["ref"]
-    return memory.load(part, _elements(ctx, part))
+def _get(ctx: Any, ref: memory.Part) -> Array:
+    return memory.load(ref, _elements(ctx, ref))
 
 
 @emits(_jax.swap_p)
-def _swap(ctx: Any, *invals: Any) -> Array | None:
-    given = operands(ctx, invals)
-    part, value = given["ref"], given["value"]
-    elements = _elements(ctx, part)
-    before = memory.load(part, elements) if ctx.result_is_read else None
-    memory.store(part, value, elements)
+def _swap(ctx: Any, ref: memory.Part, value: Any) -> Array | None:
+    elements = _elements(ctx, ref)
+    before = memory.load(ref, elements) if ctx.result_is_read else None
+    memory.store(ref, value, elements)
     return before
 
 
 @emits(_jax.addupdate_p)
-def _addupdate(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    part = given["ref"]
-    memory.store(part, given["value"], _elements(ctx, part), add=True)
-    return []
+def _addupdate(ctx: Any, ref: memory.Part, value: Any) -> None:
+    memory.store(ref, value, _elements(ctx, ref), add=True)
 
 
 # --- positions of each lane -----------------------------------------------------------
@@ -82,19 +77,18 @@ def _whole(part: memory.Part) -> Handle:
     """Returns the array that the indices of lanes refer to: a slice is its own."""
     handle = part.handle
     view = memory.view(part)
-    return Handle(view, part.shape, handle.dtype, handle.space)
+    return dataclasses.replace(handle, memref=view, shape=part.shape)
 
 
 @emits(gathers.load_gather_p)
-def _load_gather(ctx: Any, *invals: Any) -> Array:
-    given = operands(ctx, invals)
-    indices, handle = given["indices"], _whole(given["ref"])
+def _load_gather(ctx: Any, ref: memory.Part, indices: Any, mask: Any) -> Array:
+    handle = _whole(ref)
     count, elements = len(indices[0].parts), elements_of(indices[0].parts[0])
     parts = [
         memory.load_indexed(handle, row, mask=m)
         for *row, m in zip(
             *(i.parts for i in indices),
-            masks(ctx, given["mask"], count, elements),
+            masks(ctx, mask, count, elements),
             strict=True,
         )
     ]
@@ -102,33 +96,27 @@ def _load_gather(ctx: Any, *invals: Any) -> Array:
 
 
 @emits(gathers.store_scatter_p)
-def _store_scatter(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    indices, handle, value = given["indices"], _whole(given["ref"]), given["value"]
-    wide = masks(ctx, given["mask"], len(value.parts), elements_of(value.parts[0]))
-    add = ctx.op.params["add"]
+def _store_scatter(
+    ctx: Any, ref: memory.Part, indices: Any, value: Any, mask: Any, *, add: bool
+) -> None:
+    handle = _whole(ref)
+    wide = masks(ctx, mask, len(value.parts), elements_of(value.parts[0]))
     for x, m, *row in zip(value.parts, wide, *(i.parts for i in indices), strict=True):
         memory.store_indexed(handle, row, x, mask=m, add=add)
-    return []
 
 
 @emits(gathers.load_expanded_p)
-def _load_expanded(ctx: Any, *invals: Any) -> Array:
-    given = operands(ctx, invals)
-    part = given["ref"]
-    (mask,) = masks(ctx, given["mask"], 1, _elements(ctx, part))
-    loaded = memory.load_expanded(part, mask)
-    return Array(given["mask"].shape, part.handle.dtype, (loaded,))
+def _load_expanded(ctx: Any, ref: memory.Part, mask: Any) -> Array:
+    (wide,) = masks(ctx, mask, 1, _elements(ctx, ref))
+    return Array(mask.shape, ref.handle.dtype, (memory.load_expanded(ref, wide),))
 
 
 @emits(gathers.store_compressed_p)
-def _store_compressed(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    part = given["ref"]
-    (mask,) = masks(ctx, given["mask"], 1, _elements(ctx, part))
-    add = ctx.op.params["add"]
-    memory.store_compressed(part, given["value"].value, mask, add=add)
-    return []
+def _store_compressed(
+    ctx: Any, ref: memory.Part, value: Any, mask: Any, *, add: bool
+) -> None:
+    (wide,) = masks(ctx, mask, 1, _elements(ctx, ref))
+    memory.store_compressed(ref, value.value, wide, add=add)
 
 
 # --- scopes ---------------------------------------------------------------------------
@@ -154,4 +142,4 @@ def _declared(ctx: Any, var: Any) -> Handle:
         return memory.semaphores(aval.shape, _SEMAPHORES[aval.type])
     if space.name not in ("VMEM", "SMEM"):
         raise errors.InternalError(f"{space.name} in a scope")
-    return memory.allocate(aval.shape, np.dtype(aval.dtype), space.name.lower())
+    return memory.allocate(array_type(aval, kernel.params))

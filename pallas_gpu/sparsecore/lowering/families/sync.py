@@ -9,55 +9,46 @@ from jaxlib.mosaic.python import tpu
 
 from pallas_gpu.sparsecore.emitters import memory
 from pallas_gpu.sparsecore.emitters.values import I32, Array, i32, index
-from pallas_gpu.sparsecore.lowering.state import emits, operands
+from pallas_gpu.sparsecore.lowering.state import emits
 from pallas_gpu.sparsecore.primitives import sync
 
 
 @emits(sync.semaphore_signal_p)
-def _signal(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    core, subcore = given["core"], given["subcore"]
+def _signal(ctx: Any, semaphore: Any, inc: Any, core: Any, subcore: Any) -> None:
     if core is not None or subcore is not None:
         own = [Array((), I32, (x,)) for x in ctx.kernel.module.positions]
         core = core or own[0]
         subcore = subcore or (own[1] if len(own) > 1 else None)
     tpu.sem_signal(
-        memory.view(given["semaphore"]),
-        given["inc"].value,
+        memory.view(semaphore),
+        inc.value,
         core_id=None if core is None else core.value,
         subcore_id=None if subcore is None else subcore.value,
     )
-    return []
 
 
 @emits(sync.semaphore_wait_p)
-def _wait(ctx: Any, *invals: Any) -> list[Any]:
-    given = operands(ctx, invals)
-    tpu.sem_wait(memory.view(given["semaphore"]), given["value"].value)
-    return []
+def _wait(ctx: Any, semaphore: Any, value: Any) -> None:
+    tpu.sem_wait(memory.view(semaphore), value.value)
 
 
 @emits(sync.semaphore_read_p)
-def _read(ctx: Any, *invals: Any) -> Array:
-    given = operands(ctx, invals)
-    return Array((), I32, (tpu.sem_read(memory.view(given["semaphore"])),))
+def _read(ctx: Any, semaphore: Any) -> Array:
+    return Array((), I32, (tpu.sem_read(memory.view(semaphore)),))
 
 
 @emits(sync.subcore_barrier_p)
-def _barrier(ctx: Any, *invals: Any) -> list[Any]:
+def _barrier(ctx: Any, *_: Any) -> None:
     tpu.barrier(index(0))
-    return []
 
 
 @emits(sync.fetch_and_add_p)
-def _fetch_and_add(ctx: Any, *invals: Any) -> Array:
-    given = operands(ctx, invals)
-    part = given["ref"]
+def _fetch_and_add(ctx: Any, ref: Any, value: Any, subcore: Any) -> Array:
     # The operand that MLIR calls core_id names a subcore of the core.
     before = tpu.fetch_and_add_sync(
-        part.handle.memref,
-        [i32(x) for x in part.window.starts],
-        given["value"].value,
-        given["subcore"].value,
+        ref.handle.memref,
+        [i32(x) for x in ref.window.starts],
+        value.value,
+        subcore.value,
     )
     return Array((), I32, (before,))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops that count: `plgpu.loop`, and `fori_loop` and `scan` of JAX, in one form.
+
+What a loop adds the same number to in each iteration is computed from the index, so
+that it is known iterations before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_gpu import _jax
+from pallas_gpu.entry import control
+from pallas_gpu.program.bodies import Equations, bodies
+from pallas_gpu.program.rewrite import Retrace, settled
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """A loop that counts.
+
+    Attributes:
+      jaxpr: its body, as it was written.
+      consts: operands that it does not change.
+      carry: the first values of what it does change, counters excepted.
+      trips: the number of iterations, none if it is negative.
+      unroll: see `loop`.
+      step: `step(trace, consts, carry, index)` returns the next carry.
+      results: returns the results of the equation from the last carry.
+      given: the number of consts that are the equation's own.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    carry: Sequence[Any]
+    trips: Any
+    unroll: Any
+    step: Callable[[Retrace, Sequence[Any], Sequence[Any], Any], list[Any]]
+    results: Callable[[Sequence[Any]], list[Any]]
+    given: int
+
+    @classmethod
+    def of(cls, eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> Counted | None:
+        """Returns the loop of an equation; None for one that does not count.
+
+        Args:
+          eqn: a `staged_loop`, a `scan` or a `while`.
+          operands: the values of its operands.
+        """
+        params, jaxpr = eqn.params, bodies(eqn)[-1].jaxpr
+        if eqn.primitive.name != "staged_loop":
+            found = _of_jax(eqn, operands)
+            return None if found is None else cls(jaxpr, *found)
+        n_consts, n_carry = _jax.scan_arity(params)
+
+        def step(trace: Retrace, consts: Any, carry: Any, i: Any) -> list[Any]:
+            return settled(trace.run(jaxpr, [*consts, *carry, i]))
+
+        trips = operands[-1] if params["length"] is None else params["length"]
+        consts, carry = operands[:n_consts], operands[n_consts : n_consts + n_carry]
+        return cls(jaxpr, consts, carry, trips, params["unroll"], step, list, n_consts)
+
+
+def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Returns the loop of a `scan` or a `while`, as the other attributes."""
+    params, avals = eqn.params, [v.aval for v in eqn.outvars]
+    is_while = eqn.primitive.name == "while"
+    if is_while:
+        n_consts, n_carry = params["body_nconsts"], len(avals)
+        operands, of_cond = operands[params["cond_nconsts"] :], operands
+        body = params["body_jaxpr"]
+    else:
+        n_consts, n_carry = _jax.scan_arity(params)
+        body = params["jaxpr"]
+        if params["reverse"] or len(operands) != n_consts + n_carry != len(avals):
+            return None
+    consts, first = operands[:n_consts], [*map(_number, operands[n_consts:])]
+    if len(first) != n_carry or len(avals) != n_carry:
+        return None
+    steps = _counters(bodies(eqn)[-1].jaxpr, n_consts)
+    trips, unroll = params.get("length"), params.get("unroll")
+    if is_while:
+        found = _bound(eqn, steps)
+        if found is None:
+            return None
+        counter, bound = found
+        bound = bound.val if isinstance(bound, _jax.Literal) else [*of_cond, 0][bound]
+        trips = control.trips(first[counter], _number(bound), steps[counter])
+    others = [k for k in range(n_carry) if k not in steps]
+    # Those that are numbers are no operands.
+    given = [k for k in steps if not isinstance(first[k], int)]
+
+    def merged(starts: Sequence[Any], rest: Sequence[Any], i: Any) -> list[Any]:
+        known = dict(zip(others, rest, strict=True))
+        for k, step in steps.items():
+            known[k] = _counted(starts[k], i, step, avals[k].dtype)
+        return [known[k] for k in range(n_carry)]
+
+    def step(trace: Retrace, operands: Any, carry: Any, i: Any) -> list[Any]:
+        starts = [*first]
+        for k, x in zip(given, operands[n_consts:], strict=True):
+            starts[k] = x
+        ins = merged(starts, carry, i)
+        after = settled(trace.run(body, [*operands[:n_consts], *ins]))
+        return [after[k] for k in others]
+
+    def results(last: Sequence[Any]) -> list[Any]:
+        end = np.int32(trips) if isinstance(trips, int) else lax.max(trips, np.int32(0))
+        return merged(first, last, end)
+
+    consts = [*consts, *(first[k] for k in given)]
+    carry = [first[k] for k in others]
+    return consts, carry, trips, unroll, step, results, n_consts
+
+
+def _counters(jaxpr: Any, n_consts: int) -> dict[int, int]:
+    """Returns what is added to each carry that a constant is added to, perhaps 0."""
+    inside, found = Equations(jaxpr), {}
+    pairs = zip(jaxpr.invars[n_consts:], jaxpr.outvars, strict=False)
+    for i, (before, after) in enumerate(pairs):
+        if before.aval.shape or not np.issubdtype(before.aval.dtype, np.integer):
+            continue
+        position = inside.position(after)
+        if after is before:
+            found[i] = 0
+        elif position is not None and inside.listed[position].primitive.name == "add":
+            x, y = inside.listed[position].invars
+            if x is before and isinstance(y, _jax.Literal):
+                found[i] = int(y.val)
+    return found
+
+
+def _bound(eqn: _jax.JaxprEqn, steps: Mapping[int, int]) -> tuple[int, Any] | None:
+    """Returns the counter that a `while` compares, and the operand that bounds it."""
+    n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    cond = bodies(eqn)[0].jaxpr
+    listed = Equations(cond).listed
+    if [x.primitive.name for x in listed] != ["lt"]:
+        return None
+    (compared,) = listed
+    places = {v: i for i, v in enumerate(cond.invars)}
+    low, high = (
+        x if isinstance(x, _jax.Literal) else places.get(x) for x in compared.invars
+    )
+    if not isinstance(low, int) or high is None or cond.outvars != compared.outvars:
+        return None
+    if steps.get(low - n_cond, 0) < 1 or compared.invars[0].aval.dtype != jnp.int32:
+        return None
+    if isinstance(high, int) and high >= n_cond:
+        if steps.get(high - n_cond) != 0:
+            return None
+        high += n_body
+    return low - n_cond, high
+
+
+def _number(x: Any) -> Any:
+    """Returns a scalar that is known as a number."""
+    return x if _jax.is_tracer(x) or np.ndim(x) else int(x)
+
+
+def _counted(start: Any, i: Any, step: int, dtype: Any) -> Any:
+    """Returns a counter in an iteration, without operations that change nothing."""
+    i = i if i.dtype == dtype else lax.convert_element_type(i, dtype)
+    if not step:
+        return np.asarray(start, dtype) if isinstance(start, int) else start
+    scaled = i if step == 1 else i * dtype.type(step)
+    if isinstance(start, int):
+        return scaled + dtype.type(start) if start else scaled
+    return start + scaled

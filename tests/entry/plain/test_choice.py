@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of JAX with products copy ahead by themselves, or say why they do not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, offline, triton
+from tests.support import everywhere
+
+RNG = np.random.default_rng(0)
+A = RNG.integers(-4, 4, size=(64, 320)).astype(jnp.bfloat16)
+B = RNG.integers(-4, 4, size=(320, 128)).astype(jnp.bfloat16)
+N = np.array([10], np.int32)
+OUT = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+EXACT = A.astype(np.float32) @ B.astype(np.float32)
+
+
+def zeros():
+    return jnp.zeros(OUT.shape, OUT.dtype)
+
+
+def part(a, b, first):
+    k = plgpu.ds(first, 32)
+    return jnp.dot(a[:, k], b[k, :], preferred_element_type=jnp.float32)
+
+
+def fori(n, a, b):
+    step = lambda i, acc: acc + part(a, b, i * 32)  # noqa: E731
+    return lax.fori_loop(0, 10, step, zeros())
+
+
+def fori_to_a_value(n, a, b):
+    step = lambda i, acc: acc + part(a, b, (i - 2) * 32)  # noqa: E731
+    return lax.fori_loop(2, n[0] + 2, step, zeros())
+
+
+def scan_of_an_offset(n, a, b):
+    def step(carry, _):
+        at, acc = carry
+        return (at + 32, acc + part(a, b, at)), None
+
+    start = (plgpu.multiple_of(n[0] - 10, 32), zeros())
+    (end, acc), _ = lax.scan(step, start, length=10)
+    return acc + jnp.float32(end - 320)
+
+
+def while_of_an_offset(n, a, b):
+    def step(carry):
+        at, acc = carry
+        return at + 32, acc + part(a, b, at)
+
+    end, acc = lax.while_loop(lambda carry: carry[0] < 300, step, (0, zeros()))
+    return acc + jnp.float32(end - 320)
+
+
+def loop(n, a, b, **options):
+    @plgpu.loop(0, 10, init_carry=zeros(), **options)
+    def acc(i, acc):
+        return acc + part(a, b, i * 32)
+
+    return acc
+
+
+def kernel(loop, **options):
+    def body(*refs):
+        *ins, o = refs
+        o[...] = loop(*ins)
+
+    return everywhere.kernel(body, OUT, **options)
+
+
+def traced(loop, *args, **options):
+    """Slots of the ring of each load that is copied ahead, and notes of the others."""
+    make = kernel(loop, **options)
+    args = args or (N, A, B)
+    (found,) = offline.kernels_called(make(None), args, arch.target("sm_90a"))
+    rings = [v.aval for eqn in found.jaxpr.eqns if eqn.primitive.name == "run_scoped"
+             for v in eqn.params["jaxpr"].invars
+             if getattr(v.aval, "memory_space", None) is plgpu.SMEM]  # fmt: skip
+    return [x.shape[0] for x in rings], [why for _, why in found.not_ahead]
+
+
+LOOPS = [fori, fori_to_a_value, scan_of_an_offset, while_of_an_offset, loop]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+def test_a_loop_with_products_copies_ahead(loop):
+    assert traced(loop) == ([2, 2], [])
+    everywhere.check(kernel(loop), [N, A, B], EXACT)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_a_loop_to_a_value_may_be_short(n):
+    k = 32 * n
+    expected = A.astype(np.float32)[:, :k] @ B.astype(np.float32)[:k]
+    everywhere.check(kernel(fori_to_a_value), [np.array([n], np.int32), A, B], expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "slots"),
+    [
+        ({"num_stages": 1}, {}, []),
+        ({"num_stages": 4}, {}, [4, 4]),
+        ({"num_stages": 4}, {"num_stages": 2}, [2, 2]),
+        ({}, {"num_stages": 1}, []),
+        ({"num_stages": 99}, {}, [10, 10]),
+    ],
+)
+def test_the_kernel_or_the_loop_says_how_many_stages(params, options, slots):
+    both = traced(
+        lambda *ins: loop(*ins, **options),
+        compiler_params=plgpu.CompilerParams(**params),
+    )
+    assert both == (slots, [])
+
+
+def test_stages_of_triton_are_those_of_the_compiler():
+    assert triton.CompilerParams(num_stages=3).num_stages == 3
+    assert triton.CompilerParams().num_stages is None
+
+
+def linked(n, a, b):
+    def step(_, carry):
+        at, acc = carry
+        return n[at] * 0 + at, acc + part(a, b, at * 32)
+
+    return lax.fori_loop(0, 10, step, (0, zeros()))[1]
+
+
+def of_two(n, a, b):
+    step = lambda i, acc: acc + part(a, b, i * 32)  # noqa: E731
+    return lax.fori_loop(0, 2, step, zeros())
+
+
+def elementwise(n, a, b):
+    step = lambda i, acc: acc + a[:, plgpu.ds(i * 32, 32)].sum()  # noqa: E731
+    return lax.fori_loop(0, 10, step, zeros())
+
+
+def partly(n, a, b):
+    def step(i, acc):
+        k = plgpu.ds(i * 32, 32)
+        return acc + jnp.dot(a[:, :32], b[k, :], preferred_element_type=jnp.float32)
+
+    return lax.fori_loop(0, 10, step, zeros())
+
+
+CARRIED = "its indices depend on the loop's carry"
+
+
+@pytest.mark.parametrize(
+    ("loop", "why"),
+    [
+        (linked, [CARRIED] * 2),
+        (of_two, ["the loop has 2 iterations only"] * 2),
+        (elementwise, []),
+        (partly, ["each iteration loads the same: load it before the loop"]),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_loop_that_is_left_as_it_is_says_why(loop, why):
+    slots, notes = traced(loop)
+    assert not slots
+    assert [*dict.fromkeys(why)] == [x for x in notes if "another load" not in x]
+
+
+def test_several_warpgroups_copy_only_if_they_are_asked():
+    threads = {"num_threads": 2, "thread_name": "wg"}
+    slots, (why, *_) = traced(fori, **threads)
+    assert not slots and why == "each of several warpgroups would copy for itself"
+    params = plgpu.CompilerParams(num_stages=2)
+    assert traced(fori, compiler_params=params, **threads) == ([2, 2], [])
