@@ -349,9 +349,9 @@ def _store_some(problem, c, buffer, rest, out, row, number, start, columns) -> N
     @plgpu.when(eights * _EIGHT < number)
     def _():
         first, own = eights * _EIGHT, plgpu.ds(0, c.epilogue_n)
-        last = buffer[plgpu.ds(first, _EIGHT)]
+        last = buffer.at[plgpu.ds(first, _EIGHT)]
         if rest is not None:
-            rest[:, own] = last
+            rest[:, own] = last[...]
             plgpu.commit_smem()
 
             @plgpu.loop(first, number)
@@ -365,6 +365,7 @@ def _store_some(problem, c, buffer, rest, out, row, number, start, columns) -> N
         mask = (rows < number)[:, None]
         if problem.n % c.tile_n:
             mask = mask & (column < problem.n)[None, :]
+        last = last[...]
         at = (row + rows)[:, None], column[None, :]
         plgpu.store(out, at, last, mask=mask)
 
