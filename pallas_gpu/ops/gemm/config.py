@@ -436,7 +436,7 @@ class RaggedDotConfig(Tiling):
         """
         if blocked:
             return cls(
-                tile_n=BLOCK, tile_k=BLOCK, stages=5, cluster="n", dynamic=False
+                tile_n=BLOCK, tile_k=BLOCK, consumers=3, cluster="n", dynamic=False
             )
         is_small = groups <= _FEW_GROUPS
         # Products over many rows do not stay in SMEM: single tiles balance better.

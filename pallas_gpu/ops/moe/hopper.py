@@ -59,7 +59,11 @@ class Schedule(hopper.Schedule):
         p = self.problem
         groups = min(p.matrices, p.m)
         rows = groups + (p.m - groups) // self.config.block_m
-        return rows * self.columns
+        if self.config.dynamic:
+            return rows * self.columns
+        # Whole waves.
+        clusters = self.tiles.clusters(self.config.blocks)
+        return plgpu.align_to(rows * self.columns, clusters)
 
     def place(self, groups: Groups, position: Any) -> tuple[Any, Any, Any]:
         """Returns the group of a position, and its tile of rows and of columns.
@@ -85,11 +89,18 @@ class Schedule(hopper.Schedule):
         return lax.add(both, lax.axis_index(self.tiles.cluster_axis))
 
     def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(position, tiles before it)` for the positions of a block."""
+        """Calls `visit(position, tiles before it)` for the positions of a block.
 
-        @plgpu.nd_loop((self.positions,), collective_axes=self.tiles.axis)
-        def _(info):
-            visit(info.index[0], info.local_index)
+        The clusters change places from wave to wave: else their number may be such that
+        the last tiles of the groups, which are less work, are always those of the same.
+        """
+        axis = self.tiles.axis
+        clusters = self.tiles.clusters(self.config.blocks)
+
+        @plgpu.loop(0, self.positions // clusters)
+        def _(wave):
+            place = lax.rem(lax.axis_index(axis) + wave, np.int32(clusters))
+            visit(wave * np.int32(clusters) + place, wave)
 
     def rows(self, mem: Memory, row: Any) -> Any:
         """The rows of a tile: the array's, or those that indices name."""
