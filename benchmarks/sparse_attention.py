@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over blocks that a table names: `plgpu.loop(num_stages=)` and Triton.
-
-Not yet run on a card: no figure of it is in docs/performance.md.
+"""Attention over blocks that a table names: loops that copy ahead, and Triton's.
 
 python -m benchmarks.sparse_attention [--json]
 """

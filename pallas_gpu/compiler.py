@@ -81,10 +81,10 @@ def read_options(build: Build) -> Build:
             given: dict[str, Any] = {name: True}
             options = dataclasses.replace(params.compiler_params, **given)
             params = dataclasses.replace(params, compiler_params=options)
-    if not params.compiler_params.debug_checks:
-        jaxpr = unchecked.without_checks(params.jaxpr)
-        params = dataclasses.replace(params, jaxpr=jaxpr)
-    return build.replace(params=params)
+    build = build.replace(params=params)
+    if params.compiler_params.debug_checks:
+        return build
+    return build.with_body(unchecked.without_checks(params.jaxpr))
 
 
 def plan_memory(build: Build) -> Build:

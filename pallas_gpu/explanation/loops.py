@@ -9,7 +9,7 @@ from pallas_gpu import findings
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
 from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.lowering.notes import Access
-from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried
+from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried, said
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime.stages import loop_around
 from pallas_gpu.testing import cost
@@ -83,8 +83,7 @@ def _unpipelined(
     first = max(loads, key=lambda x: loaded_bytes(x.op))
     yield SlowFinding(
         BY_ID["unpipelined-loads"],
-        f"each of {iterations:g} iterations waits for {size:,.0f} bytes that threads "
-        "load from GMEM",
+        said(iterations, size),
         f"{len(loads)} load{'s' * (len(loads) > 1)} by ld.global",
         HINT,
         model.place(first),

@@ -56,11 +56,6 @@ def _spill(
     loaded = spilled.loaded_bytes * WARPGROUP_THREADS / 128
     seconds = 0.0 if site is None else model.busy(site.op, stored + loaded)
     loop = None if site is None else stages.loop_around(site)
-    each = (
-        "an iteration of the loop" if spilled.in_loop else "the code outside of loops"
-    )
-    if spilled.in_loop and loop is not None:
-        each += f" at {loop.where}"
     arrays = [] if loop is None else _carried(loop)
     limit = model.target.max_registers_per_thread
     taken = sum(count for count, _ in arrays)
@@ -74,8 +69,7 @@ def _spill(
         )
     return SlowFinding(
         BY_ID["spill"],
-        f"each thread stores {spilled.stored_bytes} bytes of registers to local memory "
-        f"and loads {spilled.loaded_bytes} in {each}",
+        spilled.said(loop),
         None if site is None else f"most of it for {site.op.name}",
         hint,
         model.place(site),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
@@ -54,12 +53,16 @@ class Nvidia:
         # those that process the finished module.
         self.passes: dict[str, Pass] = {
             "results": find_undefined,
-            "composites": expand_composites,
-            "fences": fence_smem,
-            "ranges": find_ranges,
+            "composites": lambda b: b.replace(
+                params=expand.expanded(b.params, b.target)
+            ),
+            "fences": lambda b: b.replace(params=fences.with_fences(b.params)),
+            "ranges": lambda b: b.with_body(contiguous.with_ranges(b.params.jaxpr)),
             "layouts": infer_layouts,
-            "host": lower_host_work,
-            "cse": share_subexpressions,
+            "host": lambda b: b.replace(
+                module=passes.lower_host_work(b.module, b.name)
+            ),
+            "cse": lambda b: b.replace(module=passes.share_subexpressions(b.module)),
             "barriers": drop_repeated_barriers,
         }
 
@@ -180,28 +183,6 @@ def find_undefined(build: Build) -> Build:
     return build
 
 
-def expand_composites(build: Build) -> Build:
-    """Replaces operations that consist of others.
-
-    Raises:
-      PallasGpuError: what replaces an operation is not supported on the target.
-    """
-    return build.replace(params=expand.expanded(build.params, build.target))
-
-
-def fence_smem(build: Build) -> Build:
-    """Inserts the fences between threads and the copies that overwrite SMEM."""
-    return build.replace(params=fences.with_fences(build.params))
-
-
-def find_ranges(build: Build) -> Build:
-    """States which elements of accesses by elements are adjacent."""
-    params, jaxpr = build.params, contiguous.with_ranges(build.params.jaxpr)
-    if jaxpr is params.jaxpr:
-        return build
-    return build.replace(params=dataclasses.replace(params, jaxpr=jaxpr))
-
-
 def infer_layouts(build: Build) -> Build:
     """Infers the layouts of the arrays of a program, or leaves them to the author.
 
@@ -294,16 +275,6 @@ def _room(
         threads_of(params),
         min(fitting, -(-launched // target.sm_count)),
     )
-
-
-def lower_host_work(build: Build) -> Build:
-    """Adds the host code that initialises the TMA descriptors of the body."""
-    return build.replace(module=passes.lower_host_work(build.module, build.name))
-
-
-def share_subexpressions(build: Build) -> Build:
-    """Eliminates common subexpressions and dead code."""
-    return build.replace(module=passes.share_subexpressions(build.module))
 
 
 def drop_repeated_barriers(build: Build) -> Build:

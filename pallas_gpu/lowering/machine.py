@@ -147,6 +147,12 @@ class Build:
         """Returns the build with some fields replaced."""
         return dataclasses.replace(self, **fields)
 
+    def with_body(self, jaxpr: Any) -> Build:
+        """Returns the build of the kernel with another body."""
+        if jaxpr is self.params.jaxpr:
+            return self
+        return self.replace(params=dataclasses.replace(self.params, jaxpr=jaxpr))
+
 
 Pass = Callable[[Build], Build]
 

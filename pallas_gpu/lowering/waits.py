@@ -17,29 +17,37 @@ HINT = (
 )
 
 
-def load(ctx: RuleContext, elements: int) -> None:
+def load(ctx: RuleContext, elements: int, size_bytes: int) -> None:
     """Warns of a load from GMEM that the products of its loop wait for.
 
     Args:
       ctx: of the load.
-      elements: of the array.
+      elements, size_bytes: of the array.
     """
     loops = [(op, i) for op, i, _ in ctx.kernel.path if op.kind in _LOOPS]
     if not loops or elements < _FEW_ELEMENTS:
         return
     loop, i = loops[-1]
     body = loop.regions[i]
-    if loop.params.get("length", 0) < FEW_ITERATIONS:
+    iterations = loop.params.get("length", 0)
+    if iterations < FEW_ITERATIONS:
         # Nothing is known of the others.
         return
     if is_carried(ctx.op, body) or not _multiplies(body):
         return
     slow.warn(
-        "each iteration of a loop waits for what it loads from GMEM, for the latency "
-        "of memory unless other CTAs compute meanwhile",
-        f"{elements} elements, and products in the same loop",
+        said(iterations, size_bytes),
+        "products in the same loop",
         HINT,
         lambda: ctx.op.where,
+    )
+
+
+def said(iterations: float, size_bytes: float) -> str:
+    """Returns what a loop waits for, in a sentence."""
+    return (
+        f"each of {iterations:g} iterations waits for {size_bytes:,.0f} bytes that "
+        "threads load from GMEM"
     )
 
 

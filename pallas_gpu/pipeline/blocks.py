@@ -222,17 +222,15 @@ class Stream:
             return self
         if 0 in self.block_shape:
             return dataclasses.replace(self, direct=True)
-        of_tma, of_threads = self._problems(indices)
-        if of_tma is None:
+        by_tma, by_threads = self._carriers(indices)
+        if by_tma:
             return self
         # The body may access elements outside of the array, or relies on transforms.
         needs_buffer = bool(self.spec.transforms) or self._may_exceed
         if not needs_buffer:
             return dataclasses.replace(self, direct=True)
-        if of_threads is not None and self.spec.oob_fill_mode is not None:
-            of_threads.what = f"{self.what}: {of_threads.what}"
-            raise of_threads
-        return dataclasses.replace(self, by_elements=of_threads is not None)
+        has_nan = self.spec.oob_fill_mode is types.OOBFillMode.NAN
+        return dataclasses.replace(self, by_elements=not (by_threads or has_nan))
 
     def load_elements(self, indices: Sequence[Any], buffer: Any, full: Any) -> None:
         """Copies a block; elements outside of the array are 0."""
@@ -286,32 +284,25 @@ class Stream:
         divides = zip(self.ref.shape, self.sizes, strict=True)
         return self._is_padded or any(n % size for n, size in divides)
 
-    def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
-        """Returns the reasons why TMA and threads cannot copy a block, None if can."""
-        found: list[errors.LayoutError | None] = []
+    def _carriers(self, indices: Sequence[Any]) -> tuple[bool, bool]:
+        """Whether TMA, and whether threads can copy a block, of whole bytes."""
+        found: list[bool] = []
 
         def copies(buffer: Any) -> None:
             view = self.window(indices)
-            gmem, smem = _engines.Side.of(view), _engines.Side.of(buffer.at[0])
-            # Adjacent bytes without a tensor map may start anywhere at run time.
-            tma = functools.partial(_engines.check_copy, allow_line=False)
+            sides = _engines.Side.of(view), _engines.Side.of(buffer.at[0])
             # A store is stricter than a load.
-            threads = functools.partial(_engines.check_threads, store=True)
-            found.extend(_problem(check, gmem, smem) for check in (tma, threads))
+            by_threads = _engines.for_threads(*sides, store=True)
+            try:
+                # Adjacent bytes without a tensor map may start anywhere at run time.
+                _engines.check_copy(*sides, allow_line=False)
+                found.extend((True, by_threads))
+            except errors.LayoutError:
+                found.extend((False, by_threads))
 
         # In a trace of its own: an index map may read an array.
         _jax.trace(copies, [self.buffers(1).to_ref()])
-        return found
-
-
-def _problem(
-    check: Callable[..., Any], gmem: Any, smem: Any
-) -> errors.LayoutError | None:
-    try:
-        check(gmem, smem)
-    except errors.LayoutError as error:
-        return error
-    return None
+        return found[0], found[1]
 
 
 def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) -> bool:

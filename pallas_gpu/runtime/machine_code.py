@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from pallas_gpu.program.walk import Site
+
 _LINE = re.compile(r'//## File ".*", line (\d+)')
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _BRANCH = re.compile(r"\bBRA(?:\.\w+)* .*`\((\.L_x_\d+)\)")
@@ -35,6 +37,16 @@ class Spilled:
     stored_bytes: int
     loaded_bytes: int
     lines: dict[int, int]
+
+    def said(self, loop: Site | None) -> str:
+        """Returns what is spilled, in a sentence; the loop is None if not known."""
+        where = "the code outside of loops"
+        if self.in_loop:
+            where = "an iteration of the loop" + (f" at {loop.where}" if loop else "")
+        return (
+            f"each thread stores {self.stored_bytes} bytes of registers to local "
+            f"memory and loads {self.loaded_bytes} in {where}"
+        )
 
     @property
     def bytes(self) -> int:

@@ -101,24 +101,19 @@ def _warn_of_spills(build: Build, compiled: offline_compiler.CompiledModule) -> 
     used = compiled.resources
     if not (used.spill_store_bytes or used.spill_load_bytes):
         return
-    stored, loaded = used.spill_store_bytes, used.spill_load_bytes
-    where, each = build.params.defined_at, ""
+    site, said = None, f"{used.spill_store_bytes} bytes of each thread"
     if compiled.sass is not None:
         spills = machine_code.spilled(compiled.sass)
         if not (spills and spills[0].in_loop):
             # What is stored before a loop, and loaded after it, takes no time.
             return
         worst, site = _in_loop(build)
-        stored, loaded = worst.stored_bytes, worst.loaded_bytes
-        loop = None if site is None else loop_around(site)
-        where = where if site is None else site.where
-        each = f" in an iteration of the loop{f' at {loop.where}' if loop else ''}"
+        said = worst.said(site and loop_around(site))
     slow.warn(
-        f"kernel {build.name} spills registers{' in a loop' * bool(each)}: "
-        f"{stored} bytes stored and {loaded} bytes loaded by each thread{each}",
+        f"kernel {build.name} spills registers: {said}",
         f"{used.registers_per_thread} registers per thread on {used.target}",
         "plgpu.explain estimates the time that this takes, and says what helps",
-        lambda: where,
+        lambda: build.params.defined_at if site is None else site.where,
     )
 
 

@@ -187,8 +187,8 @@ def test_what_explain_says_is_no_warning_too():
 
 WARNINGS = {
     "uncoalesced access": "a load of GMEM is not coalesced",
-    "loads at computed indices": "waits for what it loads from GMEM",
-    "a spill in a loop": "spills registers in a loop",
+    "loads at computed indices": "bytes that threads load from GMEM",
+    "a spill in a loop": "in an iteration of the loop",
     "bank conflicts": "bank conflicts",
 }
 

@@ -235,8 +235,9 @@ def test_elements_that_share_bytes_with_others(dtype, columns, semantics, thread
 
     x = (np.arange(7 * columns) % 4).reshape(7, columns).astype(dtype)
     spec = plgpu.BlockSpec((4, columns), lambda i: (i, 0))
+    zeros = spec.replace(oob_fill_mode=plgpu.OOBFillMode.ZEROS)
     make = called(
-        body, jax.ShapeDtypeStruct(x.shape, dtype), grid=2, in_specs=[spec],
+        body, jax.ShapeDtypeStruct(x.shape, dtype), grid=2, in_specs=[zeros],
         out_specs=spec, num_threads=threads, thread_name=threads and "wg",
         compiler_params=plgpu.CompilerParams(dimension_semantics=(semantics,)),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.emitters import mbarrier, module, tma
+from pallas_gpu.emitters import addressing, mbarrier, module, tma
 from pallas_gpu.emitters.copies.chunks import Chunk, over_chunks
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.gmem import GmemView
@@ -152,8 +152,26 @@ def store_chunks(plan: ThreadCopy, chunks: list[Chunk]) -> None:
     zero = dtypes.splat(dtypes.constant(0, dtype), count)
     values = [predication.load(type_, c.smem, c.present, zero) for c in chunks]
     for chunk, value in zip(chunks, values, strict=True):
-        condition = _both(chunk.present, _inside(chunk))
-        predication.store(value, global_pointer(chunk.gmem), condition)
+        pointer, inside = global_pointer(chunk.gmem), _inside(chunk)
+        if plan.is_cut:
+            inside = _compared(chunk.bytes_inside, "eq", plan.chunk_bytes)
+            _store_elements(plan, chunk, value, pointer, inside)
+        predication.store(value, pointer, _both(chunk.present, inside))
+
+
+def _store_elements(
+    plan: ThreadCopy, chunk: Chunk, value: ir.Value, pointer: ir.Value, whole: ir.Value
+) -> None:
+    """Stores the elements inside of the array of a chunk that is not whole."""
+    size = plan.chunk_bytes // plan.chunk_elems
+    elements = dtypes.bitcast(value, _INTEGERS[size])
+    zero = module.current().i32(0)
+    inside = arith.select(whole, zero, chunk.bytes_inside)
+    for i in range(plan.chunk_elems - 1):
+        element = dtypes.pack([dtypes.extract(elements, i)])
+        place = addressing.offset_pointer(pointer, i * size)
+        condition = _compared(inside, "sgt", i * size)
+        predication.store(element, place, _both(chunk.present, condition))
 
 
 def _integer(plan: ThreadCopy):
@@ -168,8 +186,12 @@ def _vector(plan: ThreadCopy) -> ir.Type:
 def _inside(chunk: Chunk) -> ir.Value | None:
     if chunk.bytes_inside is None:
         return None
-    zero = module.current().i32(0)
-    return arith.cmpi(arith.CmpIPredicate.ne, chunk.bytes_inside, zero)
+    return _compared(chunk.bytes_inside, "ne", 0)
+
+
+def _compared(value: ir.Value, relation: str, number: int) -> ir.Value:
+    predicate = arith.CmpIPredicate[relation]
+    return arith.cmpi(predicate, value, module.current().i32(number))
 
 
 def _both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:

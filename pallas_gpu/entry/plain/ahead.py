@@ -35,8 +35,6 @@ from pallas_gpu.program.build import CALLS
 from pallas_gpu.program.rewrite import Retrace, values_of
 
 _WHO = "loop"
-# Of a tensor copy (CUDA driver, cuTensorMapEncodeTiled).
-_BOX_ROWS = 256
 
 
 @dataclasses.dataclass
@@ -435,11 +433,8 @@ def _declaration(load: stages.Load, slots: int) -> types.ScratchType:
     in_tiles = len(shape) == 2 and shape[0] % 8 == 0 and shape[1] * bits % 256 == 0
     if load.is_multiplied and in_tiles and bits >= 8:
         swizzle = types.find_swizzle(shape[1] * bits)
-        width = swizzle * 8 // bits
-        # Of several tiles side by side, high ones need boxes of fewer dimensions.
-        is_high = shape[1] > width and shape[0] % 64 == 0 and shape[0] <= _BOX_ROWS
         transforms = (
-            types.TilingTransform((shape[0] if is_high else 8, width)),
+            types.TilingTransform((8, swizzle * 8 // bits)),
             types.SwizzleTransform(swizzle),
         )
     declared = types.SMEM((slots, *shape), dtype, transforms=transforms)

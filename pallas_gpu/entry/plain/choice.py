@@ -29,9 +29,11 @@ def may_pay(eqn: _jax.JaxprEqn) -> bool:
     if eqn.primitive.name not in _LOOPS:
         return False
     inside = equations(bodies(eqn)[-1].jaxpr)
-    return any(x.primitive.name == "dot_general" for x in inside) and any(
-        x.primitive in sources.LOADS and _is_large(x.outvars[0].aval) for x in inside
-    )
+    if not any(x.primitive.name == "dot_general" for x in inside):
+        return False
+    loads = [x for x in inside if x.primitive in sources.LOADS]
+    refs = [sources.reference(x).aval for x in loads if _is_large(x.outvars[0].aval)]
+    return any(getattr(ref, "memory_space", None) is types.GMEM for ref in refs)
 
 
 def smem_bytes(jaxpr: _jax.Jaxpr) -> int:

@@ -78,7 +78,7 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     else:
         n_consts, n_carry = _jax.scan_arity(params)
         body = params["jaxpr"]
-        if params["reverse"] or len(operands) != n_consts + n_carry != len(avals):
+        if params["reverse"]:
             return None
     consts, first = operands[:n_consts], [*map(_number, operands[n_consts:])]
     if len(first) != n_carry or len(avals) != n_carry:

@@ -62,6 +62,12 @@ class ThreadCopy:
         return math.prod(self.counts)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a bound may lie within a chunk."""
+        last, elems = len(self.counts) - 1, self.chunk_elems
+        return any(b.axis == last and b.limit % elems for b in self.bounds)
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether cp.async can load the chunks."""
         return self.chunk_bytes in ASYNCHRONOUS_BYTES
@@ -76,8 +82,9 @@ def plan_threads(
       gmem: the slice in GMEM; the array's start is aligned to 16 bytes.
       layout: placement of the array in SMEM.
       smem: the slice in SMEM.
-      store: whether the copy writes to GMEM: then a chunk is inside of the array or
-        outside. In the other direction what is outside is filled with zeros.
+      store: whether the copy writes to GMEM: then a chunk of elements that share bytes
+        is inside of the array or outside. In the other direction what is outside is
+        filled with zeros.
 
     Raises:
       LayoutError: elements share bytes that are not a part of the copy.
@@ -93,8 +100,9 @@ def plan_threads(
         elems, rest = divmod(8 * width, bits)
         if rest or not elems:
             continue
+        # Elements of whole bytes are stored one by one where a bound cuts their chunk.
         # Only cp.async fills a part of a chunk with zeros.
-        whole = store or width not in ASYNCHRONOUS_BYTES
+        whole = bits < 8 if store else width not in ASYNCHRONOUS_BYTES
         if line and bound is not None and _fits_line(gmem, smem, elems, bound, whole):
             count = math.prod(gmem.sizes) // elems
             return ThreadCopy(width, elems, (count,), True, bound)

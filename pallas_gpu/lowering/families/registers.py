@@ -11,7 +11,7 @@ import numpy as np
 
 from pallas_gpu import _jax, types
 from pallas_gpu.emitters import elementwise, gmem
-from pallas_gpu.emitters.elements import scalars, table
+from pallas_gpu.emitters.elements import dtypes, scalars, table
 from pallas_gpu.emitters.tensor_cores import wgmma as wgmma_emitter
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import accesses, waits
@@ -20,7 +20,6 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes, tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
-from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives.registers import (
@@ -57,7 +56,8 @@ def read_memory(
         loaded = accesses.load_scalar(view, reduction)
         return elementwise.scalar(loaded, ref.handle.dtype)
     if isinstance(view, gmem.GmemView):
-        waits.load(ctx, math.prod(view.shape))
+        elements = math.prod(view.shape)
+        waits.load(ctx, elements, elements * dtypes.stored_bits(view.dtype) // 8)
     placement = ctx.kernel.layouts.loaded(ctx, ref.handle, view, layout)
     array = accesses.load(view, placement, optimized, lambda: ctx.op.where, reduction)
     return array if layout is None else ctx.operand(array, "cast")
@@ -84,15 +84,6 @@ def write_memory(
         accesses.store(view, array, lambda: ctx.op.where, optimized)
 
 
-def _note_access(variable: Variable, use: Use) -> None:
-    cell = variable.source
-    in_smem = use.part.space is types.SMEM
-    cell.loads.add(use.part.bits)
-    cell.in_smem |= in_smem
-    cell.in_gmem |= not in_smem
-    cell.transposed |= use.part.window.is_transposed
-
-
 # --- relations ------------------------------------------------------------------------
 
 
@@ -116,9 +107,8 @@ def relate_read(
     if not aval.shape:
         node.use(part, "indexed")
         return node.scalar(aval, "loaded")
-    use = node.use(part, "load", optimized=_is_optimized(part, optimized))
-    variable = node.variable(aval, access=use)
-    _note_access(variable, use)
+    optimized = _is_optimized(part, optimized)
+    variable = node.accessing(part, "load", aval, optimized=optimized)
     loaded = node.make(variable, aval, "loaded")
     return (
         loaded if layout is None else shapes.related_cast(node, loaded, layout, "cast")
@@ -141,9 +131,9 @@ def relate_write(
     if not shape:
         node.use(part, "indexed")
         return
-    use = node.use(part, "store", optimized=_is_optimized(part, optimized))
-    variable = node.variable(jax.ShapeDtypeStruct(shape, value.dtype), access=use)
-    _note_access(variable, use)
+    aval = jax.ShapeDtypeStruct(shape, value.dtype)
+    optimized = _is_optimized(part, optimized)
+    variable = node.accessing(part, "store", aval, optimized=optimized)
     node.taken(value, variable, "stored")
 
 

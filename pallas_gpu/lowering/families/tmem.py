@@ -22,7 +22,6 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives.tensor_cores import tmem as primitives
@@ -117,21 +116,10 @@ def _relate_store(node: Node, ref: Access, value: Symbol) -> None:
 
 def related_load(node: Node, part: Any, aval: Any, slot: Any = "loaded") -> Symbol:
     """A load of a part of an array."""
-    use = node.use(part, "load")
-    variable = node.variable(aval, access=use)
-    _note_access(variable, use)
-    return node.make(variable, aval, slot)
+    return node.make(node.accessing(part, "load", aval), aval, slot)
 
 
 def related_store(node: Node, part: Any, value: Symbol) -> None:
     """A store to a part of an array."""
-    use = node.use(part, "store")
     aval = jax.ShapeDtypeStruct(part.window.shape, value.dtype)
-    variable = node.variable(aval, access=use)
-    _note_access(variable, use)
-    node.taken(value, variable, "stored")
-
-
-def _note_access(variable: Variable, use: Use) -> None:
-    variable.source.loads.add(use.part.bits)
-    variable.source.tmem[use.part.base] = None
+    node.taken(value, node.accessing(part, "store", aval), "stored")

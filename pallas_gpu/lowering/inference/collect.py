@@ -293,6 +293,22 @@ class Node:
         self.network.use_memory(use)
         return use
 
+    def accessing(
+        self, part: Part, kind: networks.UseKind, like: Any, **options: Any
+    ) -> Variable:
+        """Adds a variable for an array that is loaded from memory, or stored to it."""
+        use = self.use(part, kind, **options)
+        variable = self.variable(like, access=use)
+        cell = variable.source
+        cell.loads.add(part.bits)
+        if part.space is types.TMEM:
+            cell.tmem[part.base] = None
+        else:
+            cell.in_smem |= part.space is types.SMEM
+            cell.in_gmem |= part.space is not types.SMEM
+            cell.transposed |= part.window.is_transposed
+        return variable
+
     def declare(self, i: int, var: Any, *, row_major: bool = False) -> Memory:
         """Returns an array in memory that the operation declares.
 

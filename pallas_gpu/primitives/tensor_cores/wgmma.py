@@ -164,16 +164,13 @@ def check_storage(operand: Any, name: str) -> None:
         _check_major(operand, window, name)
         return
     elements = layout.swizzle * 8 // layout.itemsize_bits
-    rows, width = layout.tile if len(layout.tile) == 2 else (0, 0)
-    # An instruction reads 64 rows of the left operand, atoms of 8 rows.
-    is_tile = rows == 8 or (rows and rows % types.WGMMA_ROWS == 0)
-    if not is_tile or width != elements or layout.swizzle == 16:
+    if layout.tiling != (8, elements) or layout.swizzle == 16:
         raise storage_error(aval, name)
-    if not _has_whole_tiles(window, (rows, width)):
+    if not _has_whole_tiles(window, (8, elements)):
         raise _cut_tiles(
             window,
             name,
-            f"starts and sizes that are multiples of {(rows, width)}, the tiling",
+            f"starts and sizes that are multiples of {(8, elements)}, the tiling",
             "slice at multiples, or store it with a narrower swizzle and its tiling",
         )
     _check_major(operand, window, name)

@@ -86,12 +86,33 @@ def traced(loop, *args, **options):
     return [x.shape[0] for x in rings], [why for _, why in found.not_ahead]
 
 
+def nested(n, a, b):
+    def outer(i, acc):
+        def inner(j, acc):
+            return acc + part(a, b, (i * 5 + j) * 32)
+
+        # Loads of its own, of which nothing is left.
+        own = part(a, b, i * 32)
+        return lax.fori_loop(0, n[0] // 2, inner, acc + own) - own
+
+    return lax.fori_loop(0, n[0] // 5, outer, zeros())
+
+
+def in_a_branch(n, a, b):
+    return lax.cond(n[0] > 2, fori_to_a_value, lambda *_: zeros(), n, a, b)
+
+
 LOOPS = [fori, fori_to_a_value, scan_of_an_offset, while_of_an_offset, loop]
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
 def test_a_loop_with_products_copies_ahead(loop):
     assert traced(loop) == ([2, 2], [])
+    everywhere.check(kernel(loop), [N, A, B], EXACT)
+
+
+@pytest.mark.parametrize("loop", [nested, in_a_branch])
+def test_loops_in_loops_and_in_branches(loop):
     everywhere.check(kernel(loop), [N, A, B], EXACT)
 
 

@@ -96,8 +96,9 @@ def test_chunks_are_as_wide_as_the_slices_admit(shape, starts, sizes, width):
     assert plan.chunk_bytes == width
 
 
-def test_a_store_over_the_edge_has_whole_chunks():
+@pytest.mark.parametrize(("bits", "width", "is_cut"), [(16, 16, True), (4, 1, False)])
+def test_a_store_over_the_edge_cuts_chunks_of_whole_bytes(bits, width, is_cut):
     gmem = Window.whole((10,)).slice((8,), (16,))
-    layout, smem = SmemLayout((16,), 16), Window.whole((16,))
-    assert plan_threads(gmem, layout, smem, store=False).chunk_bytes == 16
-    assert plan_threads(gmem, layout, smem, store=True).chunk_bytes == 4
+    layout, smem = SmemLayout((16,), bits), Window.whole((16,))
+    plan = plan_threads(gmem, layout, smem, store=True)
+    assert (plan.chunk_bytes, plan.is_cut) == (width, is_cut)

@@ -25,7 +25,7 @@ from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.smem.vector_access import PartialBytesError
-from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, Side, plan_operand
+from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, plan_operand
 from pallas_gpu.layouts.smem.window import (
     alignment_bytes as window_alignment_bytes,
 )
@@ -155,8 +155,7 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
 def _check_operand(use: Use, storage: SmemLayout) -> None:
     if _is_matrix(use.part.window) and storage.swizzle == NO_SWIZZLE:
         raise _untiled("wgmma reads", storage, storage.description)
-    side: Side = "a" if use.kind == "a" else "b"
-    plan_operand(storage, use.part.window, side, high_tiles=True)
+    plan_operand(storage, use.part.window, "a" if use.kind == "a" else "b")
 
 
 def _untiled(who: str, storage: SmemLayout, got: str) -> errors.LayoutError:
