@@ -327,7 +327,9 @@ def gathered(activation, gated):
     return Row(call, (of(8192, 4096), w, w, *integers))
 
 
-def ragged_floats(n):
+def ragged_floats(n, of_rows=(16384,), of_columns=None):
+    of_columns = (128, n) if of_columns is None else of_columns
+
     def call(a, b, sizes, left, right):
         return ops.ragged_dot_general(
             a, b, sizes, numbers(1, 2, (0,)), lhs_scale=left, rhs_scale=right
@@ -337,7 +339,8 @@ def ragged_floats(n):
         call,
         (
             *(of(16384, 4096, dtype=E4M3), of(128, n, 4096, dtype=E4M3)),
-            *(of(128, dtype=I32), of(16384, dtype=F32), of(128, n, dtype=F32)),
+            of(128, dtype=I32),
+            *(of(*shape, dtype=F32) for shape in (of_rows, of_columns)),
         ),
     )
 
@@ -398,6 +401,9 @@ OTHERS = {
     "ragged_dot_general, float8": ragged_floats(4096),
     # The last tile of a row ends beyond it.
     "ragged_dot_general, float8, edges": ragged_floats(4160),
+    "ragged_dot_general, float8, blocks": ragged_floats(
+        4096, (16384, 32), (128, 32, 32)
+    ),
     **{
         f"linear, {tokens} tokens, {dtype}, groups {grouped}": linear(
             tokens, dtype, grouped
