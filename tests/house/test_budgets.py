@@ -33,7 +33,8 @@ BUDGETS = {
     "emitters": 15180,
     "mosaic": 5390,
     # With ops/collectives: 2,200 lines.
-    "ops": 17790,
+    # With small collectives, of elements that travel with flags.
+    "ops": 17890,
     # With ops/collectives: 2,000 lines.
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     # Several tiles of a pallas_call in one CTA, and their order.
