@@ -89,6 +89,7 @@ class Buffer:
       device: the number of its device.
       number: among those of its device, from 1; 0 for what is not the kernel's.
       is_input: whether no kernel writes it.
+      is_kept: whether it outlives the launch.
     """
 
     data: np.ndarray
@@ -96,6 +97,7 @@ class Buffer:
     device: int
     number: int
     is_input: bool
+    is_kept: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +244,8 @@ class Launch:
     def _end(self, clocks: Clocks, ctas: Sequence[tuple[Part, Cta]]) -> None:
         """Checks what other devices may still access."""
         for memory, buffer in zip(self._memories.values(), self._buffers, strict=True):
+            if buffer.is_kept:
+                continue
             own = [x for part, x in ctas if part.launch.device == buffer.device]
             others = [x.name for part, x in ctas if x not in own]
             rows = [x.first_row + np.arange(x.threads // LANES) for x in own]

@@ -7,7 +7,7 @@ all of them, as XLA passes them: in GMEM and on the host, behind the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ def run_on_devices(
     results: Sequence[Any],
     initial: Sequence[Mapping[int, np.ndarray]],
     seed: int = 0,
+    kept: Container[int] = (),
 ) -> list[list[np.ndarray]]:
     """Runs a whole kernel's module on each device.
 
@@ -51,6 +52,7 @@ def run_on_devices(
       results: shapes and dtypes of what the kernel returns.
       initial: contents of the results that are operands, too, of each device.
       seed: decides the order in which copies complete.
+      kept: the results that outlive a launch, which others may access after its end.
 
     Raises:
       NotModelled: it has an operation that the machine does not execute.
@@ -68,7 +70,10 @@ def run_on_devices(
         suffix = f" of device {device}" if devices > 1 else ""
         for i, array in enumerate(each):
             name = f"buffer {i}{suffix}"
-            buffers.append(Buffer(_bytes(array), name, device, i + 1, i < inputs))
+            is_input, is_kept = i < inputs, i - inputs in kept
+            buffers.append(
+                Buffer(_bytes(array), name, device, i + 1, is_input, is_kept)
+            )
     with module.context:
         _run(module, buffers, devices, seed)
     datas = iter(buffers)

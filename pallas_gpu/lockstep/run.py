@@ -63,8 +63,9 @@ def _run(
     }
     initial = [{j: own[i] for i, j in params.aliases} | added for own in operands]
     results = [*params.out_avals, *params.work_results]
+    kept = {n_out + i for i, work in enumerate(params.workspace) if work.array.kept}
     done = machine.run_on_devices(
-        module, [[*own, *filled] for own in operands], results, initial, seed
+        module, [[*own, *filled] for own in operands], results, initial, seed, kept
     )
     return [own[:n_out] for own in done]
 
