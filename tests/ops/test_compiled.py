@@ -352,13 +352,14 @@ def linear(tokens, dtype, grouped):
     return Row(call, (of(tokens, 4096), of(4096, 4096, dtype=dtype), scale, of(4096)))
 
 
-def scaled(m, dtype, kinds):
+def scaled(m, dtype, kinds, target="sm_90a"):
     def call(a, b, sa, sb, bias):
         return ops.scaled_matmul(a, b, sa, sb, bias=bias, transpose_b=True)
 
     shapes = ((m,), (4096,)) if kinds == "rows" else ((m, 32), (32, 32))
     a, b = of(m, 4096, dtype=dtype), of(4096, 4096, dtype=dtype)
-    return Row(call, (a, b, *(of(*s, dtype=F32) for s in shapes), of(4096, dtype=F32)))
+    others = (of(*shape, dtype=F32) for shape in (*shapes, (4096,)))
+    return Row(call, (a, b, *others), target=target)
 
 
 def block_scaled(dtype, held, block, kind, copies, collective, semantics):
@@ -408,6 +409,8 @@ OTHERS = {
     },
     "scaled_matmul, rows, 64": scaled(64, E4M3, "rows"),
     "scaled_matmul, rows, 4096": scaled(4096, jnp.int8, "rows"),
+    "scaled_matmul, rows, Blackwell": scaled(4096, E4M3, "rows", "sm_100a"),
+    "scaled_matmul, integers, Blackwell": scaled(64, jnp.int8, "rows", "sm_100a"),
     "scaled_matmul, blocks, 64": scaled(64, jnp.int8, "blocks"),
     "scaled_matmul, blocks, 4096": scaled(4096, E4M3, "blocks"),
     **{

@@ -26,6 +26,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import BLOCK, ScaledMatmulConfig
+from pallas_gpu.ops.gemm.epilogue import FACTORS, scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
 
@@ -102,7 +103,7 @@ class _Consumer(hopper.Consumer):
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
         """Loads the factors."""
-        scales = (mem.get(name) for name in ("a_scale", "b_scale"))
+        scales = (mem.get(name) for name in FACTORS)
         factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
@@ -159,25 +160,15 @@ class _Consumer(hopper.Consumer):
 
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns what multiplies a part by the scales, and adds the bias."""
-        p, mem, shape = self.schedule.problem, self.mem, self.schedule.part
-
-        def vector(ref, start, axis):
-            values = ref[plgpu.ds(start, shape[axis])]
-            return lax.broadcast_in_dim(values, shape, (axis,))
+        p, mem = self.schedule.problem, self.mem
+        # Those of blocks are factors of the parts that are added.
+        operands = {x: mem.get(x) for x in p.operands if not x.endswith("_blocks")}
 
         def finish(number, part):
             if p.out_dtype == jnp.int32:
                 return part
             i, j = self.parts[number]
             part = part.astype(jnp.float32)
-            for factor in self.factors:
-                part = part * factor
-            if "row_scale" in p.scales:
-                part = part * vector(mem.row_scale, row + i, 0)
-            if "column_scale" in p.scales:
-                part = part * vector(mem.column_scale, column + j, 1)
-            if p.epilogue.bias:
-                part = part + vector(mem.bias, column + j, 1).astype(jnp.float32)
-            return part
+            return scaled(part, operands, row + i, column + j, self.factors)
 
         return finish
