@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import multiprocessing
+import os
 import statistics
 import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -80,8 +84,16 @@ def _from_torch(x: Any) -> jax.Array:
     return jnp.from_dlpack(x)
 
 
-def measure(name: str, every: bool) -> list[dict[str, Any]]:
-    """Checks and times the candidates for one kernel."""
+def measure(
+    name: str, every: bool, turn: Callable[[], AbstractContextManager[Any]]
+) -> list[dict[str, Any]]:
+    """Checks and times the candidates for one kernel.
+
+    Args:
+      name: of its module.
+      every: whether to return all candidates, or the fastest of each kind.
+      turn: called when all candidates are compiled; the context in which to measure.
+    """
     import torch
 
     own = module(name)
@@ -107,7 +119,8 @@ def measure(name: str, every: bool) -> list[dict[str, Any]]:
             del runs[label]
             continue
         assert errors[label] <= TOLERANCES.get(name, 5e-3), (name, label, errors[label])
-    seconds = interleaved(runs, torch.from_dlpack(args[0]))
+    with turn():
+        seconds = interleaved(runs, torch.from_dlpack(args[0]))
     del seconds[COPY]
     best = {
         by: min((n for n in seconds if n.startswith(by)), key=seconds.__getitem__)
@@ -126,6 +139,39 @@ def measure(name: str, every: bool) -> list[dict[str, Any]]:
     ]
 
 
+def _process(
+    name: str, every: bool, all_compiled: Any, measures: Any, results: Any
+) -> None:
+    """Compiles beside the other processes, and measures alone."""
+
+    def turn() -> Any:
+        all_compiled.wait()
+        return measures
+
+    try:
+        results.put(measure(name, every, turn))
+    except BaseException:
+        all_compiled.abort()
+        results.put([])
+        raise
+
+
+def in_processes(names: Sequence[str], every: bool) -> list[dict[str, Any]]:
+    """Measures kernels, which are compiled in a process each."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    spawn = multiprocessing.get_context("spawn")
+    shared = spawn.Barrier(len(names)), spawn.Lock(), spawn.Queue()
+    processes = [
+        spawn.Process(target=_process, args=(name, every, *shared)) for name in names
+    ]
+    for process in processes:
+        process.start()
+    found = [row for _ in names for row in shared[-1].get()]
+    for process in processes:
+        process.join()
+    return sorted(found, key=lambda row: names.index(row["kernel"]))
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -136,7 +182,7 @@ def main() -> None:
     import torch
     import triton
 
-    rows = [row for name in options.names for row in measure(name, options.all)]
+    rows = in_processes(options.names, options.all)
     best: dict[str, float] = {}
     for row in rows:
         if row["by"].startswith("pallas_gpu"):

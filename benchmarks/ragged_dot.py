@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged products on a GPU: ours, upstream's, XLA's, and a dense one of that size
 
-python -m benchmarks.ragged_dot [--json] [--rounds N]
+python -m benchmarks.ragged_dot [--json] [--rounds N] [--only forward]
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from pallas_gpu.testing import do_bench
 
 M, K, N = 16384, 4096, 4096
 GROUPS = 16, 128
-DENSE, XLA = "dense, jnp.matmul", "lax.ragged_dot_general"
+XLA = "lax.ragged_dot_general"
+# 8-bit floats with scales for each 1x128 and 128x128 elements.
+NARROW, BLOCK, E4M3 = "e4m3, scales of blocks", 128, jnp.float8_e4m3fn
 OURS, GATHERED = "pallas_gpu", "pallas_gpu, rows gathered"
 # XLA multiplies all rows by the matrices of all groups.
 MOST_OF_XLA = 16
 # The order in which rows are gathered.
 ROWS = np.random.default_rng(0).permutation(M).astype(np.int32)
 UPSTREAM = {"block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 8}
+
+PRODUCTS = "forward", "d lhs", "d rhs", NARROW
 
 
 def numbers(lhs: int, rhs: int, groups: tuple[int, ...]) -> Any:
@@ -54,7 +58,9 @@ def sizes_of(groups: int, kind: str, m: int = M) -> np.ndarray:
 
 
 def candidates(what: str, groups: int) -> dict[str, Callable[..., Any]]:
-    """Returns functions of the two operands and the sizes."""
+    """Returns functions of the two operands and the sizes, the dense product first."""
+    if what == NARROW:
+        return narrow_candidates()
     dims = {"forward": FORWARD, "d lhs": D_LHS, "d rhs": D_RHS}[what]
 
     def upstreams(a: Any, b: Any, sizes: Any, m: int, n: int) -> Any:
@@ -74,7 +80,7 @@ def candidates(what: str, groups: int) -> dict[str, Callable[..., Any]]:
         return a.T @ b
 
     found = {
-        DENSE: dense,
+        "dense, jnp.matmul": dense,
         XLA: functools.partial(
             jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=dims
         ),
@@ -94,6 +100,20 @@ def candidates(what: str, groups: int) -> dict[str, Callable[..., Any]]:
     return {name: jax.jit(f) for name, f in found.items()}
 
 
+def narrow_candidates() -> dict[str, Callable[..., Any]]:
+    """Returns functions of the two operands, the sizes and the scales."""
+
+    def dense(a: Any, b: Any, sizes: Any, of_a: Any, of_b: Any) -> Any:
+        return ops.scaled_matmul(a, b[0], of_a, of_b[0], transpose_b=True)
+
+    def ours(a: Any, b: Any, sizes: Any, of_a: Any, of_b: Any) -> Any:
+        return ops.ragged_dot_general(
+            a, b, sizes, D_LHS, lhs_scale=of_a, rhs_scale=of_b
+        )
+
+    return {"dense, ops.scaled_matmul": jax.jit(dense), OURS: jax.jit(ours)}
+
+
 def compiled(problems: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Any]:
     """Returns the candidates of each problem, compiled by several threads."""
     jobs = [
@@ -104,8 +124,9 @@ def compiled(problems: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Any]:
 
     def compile_one(job: Any) -> Any:
         (what, groups), _, f = job
-        pair = (jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes(what, groups))
-        return f.lower(*pair, jax.ShapeDtypeStruct((groups,), jnp.int32)).compile()
+        a, b, *scales = jax.eval_shape(functools.partial(operands, what, groups))
+        sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+        return f.lower(a, b, sizes, *scales).compile()
 
     with ThreadPoolExecutor() as pool:
         functions = list(pool.map(compile_one, jobs))
@@ -121,15 +142,32 @@ def shapes(what: str, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         "forward": ((M, K), (groups, K, N)),
         "d lhs": ((M, N), (groups, K, N)),
         "d rhs": ((M, K), (M, N)),
+        NARROW: ((M, K), (groups, N, K)),
     }[what]
 
 
-def operands(what: str, groups: int) -> tuple[Any, Any]:
-    """Returns random normal operands."""
-    keys = jax.random.split(jax.random.key(groups), 2)
-    pair = zip(keys, shapes(what, groups), strict=True)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def operands(what: str, groups: int) -> tuple[Any, ...]:
+    """Returns random normal operands, and random scales where there are some."""
+    keys = jax.random.split(jax.random.key(groups), 4)
+    pair = zip(keys, shapes(what, groups), strict=False)
     a, b = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in pair)
-    return a, b
+    if what != NARROW:
+        return a, b
+    sides = (M, K // BLOCK), (groups, N // BLOCK, K // BLOCK)
+    scales = (
+        jax.random.uniform(key, shape, jnp.float32, 0.5, 2)
+        for key, shape in zip(keys[2:], sides, strict=True)
+    )
+    return a.astype(E4M3), b.astype(E4M3), *scales
+
+
+@jax.jit
+def scaled(a: Any, b: Any, of_a: Any, of_b: Any) -> tuple[Any, Any]:
+    """Returns the operands that are meant, in float32."""
+    of_a, of_b = jnp.repeat(of_a, BLOCK, 1), jnp.repeat(of_b, BLOCK, 1)
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    return a * of_a, b * jnp.repeat(of_b, BLOCK, 2)
 
 
 def error(what: str, got: Any, a: Any, b: Any, sizes: np.ndarray) -> float:
@@ -138,7 +176,9 @@ def error(what: str, got: Any, a: Any, b: Any, sizes: np.ndarray) -> float:
     groups = {0, 1, len(sizes) // 2, len(sizes) - 1}
     check = _error_of_columns if what == "d rhs" else _error_of_last_rows
     return max(
-        float(check(got, a, b, g, ends[g] - sizes[g], ends[g], what == "d lhs"))
+        float(
+            check(got, a, b, g, ends[g] - sizes[g], ends[g], what in (NARROW, "d lhs"))
+        )
         for g in groups
     )
 
@@ -179,16 +219,18 @@ def measure(
     what: str, groups: int, functions: Any, rounds: int
 ) -> Iterator[dict[str, Any]]:
     """Times the candidates with even and uneven groups; checks them before."""
-    a, b = operands(what, groups)
+    a, b, *scales = operands(what, groups)
+    dense = next(iter(functions))
     gathered = a[ROWS] if what == "forward" else a
     for kind in ("even", "uneven"):
         sizes = sizes_of(groups, kind)
-        args = a, b, jnp.asarray(sizes)
+        args = a, b, jnp.asarray(sizes), *scales
+        meant = scaled(a, b, *scales) if scales else (a, b)
         errors = {}
         for name, f in functions.items():
-            if name != DENSE:
-                left = gathered if "gather" in name else a
-                errors[name] = error(what, f(*args), left, b, sizes)
+            if name != dense:
+                left = gathered if "gather" in name else meant[0]
+                errors[name] = error(what, f(*args), left, meant[1], sizes)
                 assert errors[name] < 1e-2, f"{name}: relative error {errors[name]}"
         times = do_bench(functions, *args, rounds=rounds)
         for name, milliseconds in times.items():
@@ -199,7 +241,7 @@ def measure(
                 "µs": milliseconds * 1e3,
                 "TFLOP/s": 2 * M * N * K / milliseconds / 1e9,
                 "rel. error": errors.get(name, ""),
-                "of dense": times[DENSE] / milliseconds,
+                "of dense": times[dense] / milliseconds,
             }
 
 
@@ -208,8 +250,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--only", choices=PRODUCTS, nargs="*", default=PRODUCTS)
     options = parser.parse_args()
-    problems = [(what, n) for what in ("forward", "d lhs", "d rhs") for n in GROUPS]
+    problems = [(what, n) for what in options.only for n in GROUPS]
     rows = [
         row
         for problem, functions in compiled(problems).items()

@@ -12,8 +12,11 @@ from benchmarks.author_kernels import normal
 
 F32 = jnp.float32
 BLOCK, DEPTH, PARTS = 128, 64, 2
-# Rows of a block, stages, order of blocks (`strip`).
-CONFIGS = [(128, 4, None), (128, 4, 8), (256, 3, None), (256, 3, 8)]
+# Rows of a block, stages, whether blocks are persistent, whether threads store to GMEM.
+CONFIGS = [
+    (128, 4, False, False), (128, 5, True, False), (256, 3, False, False),
+    (256, 3, True, False), (256, 4, True, True),
+]  # fmt: skip
 
 
 def block_sparse(x, blocks, table, config=CONFIGS[0]):
@@ -25,7 +28,8 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
       table: (n // 128, blocks of a column), int32: which rows of blocks they are.
     """
     m, (columns, stored) = len(x), table.shape
-    rows, stages, strip = config
+    rows, stages, persistent, direct = config
+    memory = plgpu.GMEM if direct else plgpu.SMEM
     steps = stored * PARTS
 
     def body(table_ref, x_ref, w_ref, o_ref, acc_ref):
@@ -51,7 +55,9 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
                     (DEPTH, BLOCK), lambda i, j, s, table: (j * steps + s, 0)
                 ),
             ],
-            out_specs=plgpu.BlockSpec((rows, BLOCK), lambda i, j, s, table: (i, j)),
+            out_specs=plgpu.BlockSpec(
+                (rows, BLOCK), lambda i, j, s, table: (i, j), memory_space=memory
+            ),
             scratch_shapes=[plgpu.ACC((rows // 2, BLOCK))],
         ),
         num_threads=2,
@@ -59,7 +65,7 @@ def block_sparse(x, blocks, table, config=CONFIGS[0]):
         compiler_params=plgpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             max_concurrent_steps=stages,
-            strip=strip,
+            persistent=persistent,
         ),
     )(table, x, blocks.reshape(-1, BLOCK))
 

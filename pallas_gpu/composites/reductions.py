@@ -24,13 +24,36 @@ def _position_of(reduce: Callable[..., Any]) -> Callable[..., Any]:
         (axis,) = composite.params["axes"]
         found = jnp.expand_dims(reduce(x, axes=(axis,)), axis)
         # If there is a NaN, the reduction gives it, and it equals nothing.
-        candidate = (x == found) | (x != x)
+        if x.dtype == np.float32:
+            candidate = _reaches(reduce, x, found)
+        else:
+            candidate = (x == found) | (x != x)
         last = np.int32(x.shape[axis] - 1)
         position = lax.broadcasted_iota(np.int32, x.shape, axis)
         first = lax.reduce_min(jnp.where(candidate, position, last), axes=(axis,))
         return first.astype(composite.params["index_dtype"])
 
     return rule
+
+
+def _reaches(reduce: Callable[..., Any], x: Any, found: Any) -> Any:
+    """Which elements equal what a reduction gives, NaN for NaN: a comparison of each.
+
+    It is an unordered one, with the number before the extremum, which no other element
+    exceeds; or with the infinity that only NaN exceeds.
+    """
+    is_max = reduce is lax.reduce_max
+    end = np.float32(np.inf if is_max else -np.inf)
+    bound = -_next_above(-found) if is_max else _next_above(found)
+    bound = jnp.where(found != found, end, bound)
+    return ~(x <= bound if is_max else x >= bound)
+
+
+def _next_above(x: Any) -> Any:
+    """The next number above x; above infinity NaN, with which nothing is in order."""
+    # The sum has no -0.
+    bits = lax.bitcast_convert_type(x + np.float32(0), np.int32)
+    return lax.bitcast_convert_type(bits + ((bits >> 31) | 1), np.float32)
 
 
 composite("argmax")(_position_of(lax.reduce_max))

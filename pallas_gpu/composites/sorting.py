@@ -17,8 +17,6 @@ from pallas_gpu import types
 from pallas_gpu.composites import pairs
 from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
-from pallas_gpu.entry.integers import cdiv
-from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.primitives.moves.sorting import sort_network
 
 
@@ -49,15 +47,14 @@ def _wide(dtype: Any) -> Any:
 def _sort(composite: Composite, *operands: Any) -> list[Any]:
     params = composite.params
     axis, count = params["dimension"] % operands[0].ndim, params["num_keys"]
-    keys = [_ordered(x) for x in operands[:count]]
-    moved = {i: x for i, x in enumerate(operands) if i >= count or _is_merged(x.dtype)}
-    keys, arrays = _sorted(keys, list(moved.values()), axis)
-    found = dict(zip(moved, arrays, strict=True))
-    results = [
-        found[i] if i in found else _of_bits(keys[i], x.dtype)
-        for i, x in enumerate(operands)
+    given, moved = operands[:count], operands[count:]
+    signs = [_merged_sign(x) for x in given if _is_merged(x.dtype)]
+    keys, signs, arrays = _sorted([_ordered(x) for x in given], signs, moved, axis)
+    found = [
+        _restored(key, signs.pop(0) if _is_merged(x.dtype) else None, x.dtype)
+        for key, x in zip(keys, given, strict=True)
     ]
-    return [pairs.in_default_layout(composite, x) for x in results]
+    return [pairs.in_default_layout(composite, x) for x in (*found, *arrays)]
 
 
 @composite("top_k")
@@ -69,7 +66,7 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     if x.ndim == 1 and selects(x.size, kept):
         return _selected(x, kept, composite.out_avals[1].dtype)
     position = lax.broadcasted_iota(np.uint32, x.shape, axis)
-    (keys, found), _ = _sorted([~_by_bits(x), position], [], axis)
+    (keys, found), _, _ = _sorted([~_by_bits(x), position], [], [], axis)
     results = [_of_bits(~keys, x.dtype), found.astype(composite.out_avals[1].dtype)]
     return [
         pairs.in_default_layout(composite, lax.slice_in_dim(x, 0, kept, axis=axis))
@@ -77,17 +74,14 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     ]
 
 
-# A round of a selection costs as much as so many steps of a network of an element a
-# thread, and one for each element of a thread: in PTX it has 36 instructions and 8 for
-# each, a step 10. On an H200, against a network of 18: 5 of 64: 2.43 us and 1.98; 11 of
-# 512: 4.26 and 6.14; 13 of 1024: 4.99 and 19.3. That of 10 has not been measured.
-_ROUND = 7
+# A round of a selection takes as long as three steps of a network, for whatever number
+# of elements a thread has: on an H100 2.5 with one, 3.5 with 64 (benchmarks/sorts.py).
+_STEPS_OF_A_ROUND = 3
 
 
 def selects(size: int, kept: int) -> bool:
     """Whether elements of a vector are selected one after the other, and not sorted."""
-    each = cdiv(size, THREADS)
-    return kept * (_ROUND + each) <= each * steps(size)
+    return kept * _STEPS_OF_A_ROUND <= steps(size)
 
 
 def steps(size: int) -> int:
@@ -100,17 +94,23 @@ def _selected(x: Any, kept: int, dtype: Any) -> list[Any]:
     """The largest elements of a vector, one after the other, and their positions."""
     keys, position = _by_bits(x), lax.iota(np.int32, x.shape[0])
     least = np.zeros((), keys.dtype)
-    left = jnp.ones(x.shape, bool)
     slot = lax.iota(np.int32, kept)
-    values, found = jnp.zeros(kept, keys.dtype), jnp.zeros(kept, np.int32)
-    for i in range(kept):
+
+    def select(i: Any, state: Any) -> Any:
+        left, values, found = state
         largest = jnp.max(jnp.where(left, keys, least))
         first = jnp.min(
             jnp.where(left & (keys == largest), position, np.int32(x.shape[0]))
         )
-        left &= position != first
-        values = jnp.where(slot == i, largest, values)
-        found = jnp.where(slot == i, first, found)
+        return (
+            left & (position != first),
+            jnp.where(slot == i, largest, values),
+            jnp.where(slot == i, first, found),
+        )
+
+    none = jnp.zeros(kept, keys.dtype), jnp.zeros(kept, np.int32)
+    state = jnp.ones(x.shape, bool), *none
+    _, values, found = lax.fori_loop(0, kept, select, state)
     return [_of_bits(values, x.dtype), found.astype(dtype)]
 
 
@@ -140,8 +140,28 @@ def _ordered(x: Any) -> Any:
 
 
 def _is_merged(dtype: Any) -> bool:
-    """Whether `_ordered` makes one number of several."""
-    return bool(jnp.issubdtype(dtype, jnp.floating))
+    """Whether `_ordered` makes one number of zeros, and of NaN, of either sign."""
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype != jnp.float8_e8m0fnu
+
+
+def _merged_sign(x: Any) -> Any:
+    """Whether it is a negative one of those: a bool."""
+    return (unsigned(x) >= _sign_bit(x.dtype)) & ((x == 0) | (x != x))
+
+
+def _restored(keys: Any, negative: Any, dtype: Any) -> Any:
+    """The numbers of `_ordered`, but for what NaN have besides a sign."""
+    found = _of_bits(keys, dtype)
+    if negative is None:
+        return found
+    raw = unsigned(found)
+    raw = jnp.where(negative, raw | _sign_bit(dtype), raw)
+    return lax.bitcast_convert_type(raw, dtype)
+
+
+def _sign_bit(dtype: Any) -> Any:
+    bits = types.itemsize_bits(dtype)
+    return np.dtype(f"uint{bits}").type(1 << bits - 1)
 
 
 def _by_bits(x: Any) -> Any:
@@ -161,14 +181,21 @@ def _by_bits(x: Any) -> Any:
 
 
 def _sorted(
-    keys: Sequence[Any], moved: Sequence[Any], axis: int
-) -> tuple[list[Any], list[Any]]:
-    """Sorts keys, and what moves with them, by position where keys are equal."""
+    keys: Sequence[Any], signs: Sequence[Any], moved: Sequence[Any], axis: int
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Sorts keys, and what moves with them, by position where keys are equal.
+
+    Bools that are true for few elements, the signs, are bits of the position.
+    """
     shape, count = keys[0].shape, len(keys)
     size = pairs.raised(shape[axis])
     arrays = [*keys]
-    if moved:
-        arrays.append(lax.broadcasted_iota(np.uint32, shape, axis))
+    if moved or signs:
+        few = size << len(signs) <= 1 << 16
+        position = lax.broadcasted_iota(np.uint16 if few else np.uint32, shape, axis)
+        for sign in signs:
+            position = position << 1 | sign.astype(position.dtype)
+        arrays.append(position)
     compared = len(arrays)
     arrays += [
         x.astype(np.uint8) if x.dtype == np.bool_ else unsigned(x) for x in moved
@@ -180,11 +207,15 @@ def _sorted(
         arrays = sort_network(arrays, axis, compared)
     if size != shape[axis]:
         arrays = [lax.slice_in_dim(x, 0, shape[axis], axis=axis) for x in arrays]
-    results = [
-        x != 0 if v.dtype == np.bool_ else lax.bitcast_convert_type(x, v.dtype)
-        for x, v in zip(arrays[compared:], moved, strict=True)
-    ]
-    return arrays[:count], results
+    bits = reversed(range(len(signs)))
+    return (
+        arrays[:count],
+        [arrays[count] >> bit & 1 != 0 for bit in bits],
+        [
+            x != 0 if v.dtype == np.bool_ else lax.bitcast_convert_type(x, v.dtype)
+            for x, v in zip(arrays[compared:], moved, strict=True)
+        ],
+    )
 
 
 def _padded(x: Any, axis: int, size: int) -> Any:

@@ -110,6 +110,7 @@ class Instruction:
                 has_side_effects=True,
             )
             return None
+        opcode = "atom" if operands else "ld"
         if condition is not None:
             # The result's register before the instruction.
             given.append(dtypes.constant(0, np.dtype(f"int{self.bits}")))
@@ -117,7 +118,7 @@ class Instruction:
         return llvm.inline_asm(
             ir.IntegerType.get_signless(self.bits),
             given,
-            f"{guard}atom.{how}.{self.name} {', '.join(['$0', *places])};",
+            f"{guard}{opcode}.{how}.{self.name} {', '.join(['$0', *places])};",
             ",".join([f"={register}", *inputs, "~{memory}"]),
             has_side_effects=True,
         )
@@ -161,6 +162,8 @@ def update(
         # `red` neither exchanges nor acquires.
         asked = returns
         returns = asked or order.acquires or name in ("atomic_xchg", "atomic_cas")
+        if asked and not order.releases and _is_load(name, elements, columns[0]):
+            name = "load"
         old: list[ir.Value] = []
         if not returns:
             _without_results(elements, layout, name, columns, addresses, wanted, order)
@@ -282,8 +285,24 @@ def _one(
             return _extreme(name[-3:], dtype, emit, values[0], condition)
         case "atomic_xchg":
             return emit(f"exch.b{bits}")
+        case "load":
+            return emit(f"b{bits}", [])
         case _:
             return emit(f"{name.removeprefix('atomic_')}.b{bits}")
+
+
+def _is_load(name: str, elements: Elements, bits: Sequence[ir.Value]) -> bool:
+    """Whether an operation that returns words of GMEM leaves them as they are."""
+    in_gmem = not isinstance(elements.view, smem.SmemView)
+    is_word = elements.dtype.itemsize == 4
+    return name == "atomic_or" and in_gmem and is_word and all(map(_is_zero, bits))
+
+
+def _is_zero(word: ir.Value) -> bool:
+    while getattr(word.owner, "name", "") in ("vector.extract", "vector.broadcast"):
+        word = word.owner.operands[0]
+    zero = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 0)
+    return dtypes.is_constant(word) and word.owner.attributes["value"] == zero
 
 
 def _extreme(

@@ -49,8 +49,8 @@ def dynamic_scheduling_loop(
     Args:
       grid_names: names of all axes of the grid, most significant first.
       thread_axis: the kernel's thread axis, if it has several warpgroups. The last
-        warpgroup claims the positions, which takes about a microsecond, as soon as it
-        begins a step; let it be the one that copies.
+        warpgroup claims the positions, which takes about a microsecond, when it has
+        done its part of a step; let it be the one that copies, which is ahead.
       cluster_axes: names of all cluster axes, which is the default.
       init_carry: pytree of values passed from step to step as `carry=`.
 
@@ -163,12 +163,17 @@ class _Counter:
 
     def start(self, place: Any, full: Any) -> Callable[[], None]:
         claims = _claims(self.mesh)
-        following = scheduling.claim(claims)
-        if self.mesh.warpgroups > 1:
-            scheduling.publish(following, place, full, claims)
-            return lambda: None
-        # Nobody waits for it before, and by then the counter has answered.
-        return lambda: scheduling.publish(following, place, full, claims)
+        if self.mesh.warpgroups == 1:
+            # Nobody waits for it before, and by then the counter has answered.
+            following = scheduling.claim(claims)
+            return lambda: scheduling.publish(following, place, full, claims)
+
+        def finish() -> None:
+            # As late as the copies allow: clusters with adjacent positions, which may
+            # read the same, then begin at the same time.
+            scheduling.publish(scheduling.claim(claims), place, full, claims)
+
+        return finish
 
     def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
         sizes = [lax.axis_size(name) for name in self.grid_names]

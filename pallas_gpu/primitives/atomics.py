@@ -307,7 +307,9 @@ def atomic_or(
 
     PTX: red.or or atom.or, relaxed by default, for each element. Since: sm_90.
 
-    Issued and complete as `atomic_add`.
+    Issued and complete as `atomic_add`. A static 0 is how to read what others update
+    meanwhile: of 32 bits in GMEM, relaxed or acquired, it is a load, ld.relaxed or
+    ld.acquire.
 
     Args:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or

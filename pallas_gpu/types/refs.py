@@ -454,7 +454,9 @@ def base_aval(ref: Any) -> Any:
         ref = ref.ref
     aval = ref if isinstance(ref, _jax.AbstractRef) else values.abstract(ref)
     if type(aval) is _jax.AbstractRef:
-        space = SPACES_OF_JAX.get(str(aval.memory_space).lower(), aval.memory_space)
+        space = aval.memory_space
+        if not isinstance(space, Resource):
+            space = SPACES_OF_JAX.get(str(space).lower())
         if isinstance(space, Resource):
             return KernelRef(aval.inner_aval, space)
     return aval if isinstance(aval, _jax.AbstractRef) else None

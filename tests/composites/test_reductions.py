@@ -36,6 +36,9 @@ def test_the_first_nan_exceeds_everything(function):
     x = np.random.default_rng(1).normal(size=(64, 128)).astype(np.float32)
     x[3, 40] = x[3, 90] = x[5, 127] = np.nan
     x[6], x[7], x[8, 3:] = -np.inf, np.inf, -0.0
+    x[9, 7], x[9, 9], x[9, 11] = -np.inf, np.inf, np.nan
+    x[10], x[10, 5:] = 0.0, -0.0
+    x[11, ::2], x[11, 1::2] = np.inf, np.finfo(np.float32).max
     assert function(x, axis=1)[3] == 40
     check(lambda x: function(x, axis=1), x)
 

@@ -13,7 +13,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.composites import sorting
 from tests.support import everywhere
 from tests.support.functions import check, kernel_of
 from tests.support.semantics import BOTH, under
@@ -47,6 +46,14 @@ def test_the_order_is_that_of_jax(dtype: str, columns: int):
     check(lambda x: lax.sort(x, dimension=1), numbers(dtype, (8, columns)))
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((8192,), "uint32"), ((6, 1024), "int32"), ((64, 128), "bfloat16")],
+)
+def test_rows_of_a_thread_and_halves_of_them_are_sorted_in_turn(shape, dtype):
+    check(jnp.sort, numbers(dtype, (1, np.prod(shape))).reshape(shape))
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn"])
 def test_narrow_floats_are_in_the_order_of_numbers(dtype: str):
     raw = np.random.default_rng(2).permutation(256).astype(np.uint8).reshape(8, 32)
@@ -64,6 +71,8 @@ def test_equal_elements_keep_their_order():
     x = numbers("float32")
     check(lambda x: jnp.argsort(x, axis=1, stable=True), x)
     check(lambda x: jnp.signbit(jnp.sort(x, axis=1)), x[:, :8].copy())
+    # Few elements of a narrow type: the position is in the word of the key.
+    check(lambda x: jnp.signbit(jnp.sort(x, axis=1)), numbers("bfloat16"))
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (100, 3), (5, 7), (1, 130)])
@@ -100,22 +109,23 @@ def test_each_warp_sorts_rows_of_its_own():
 
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
-def test_a_long_sort_is_short_code(semantics):
-    """It compiles in a second: unrolled, it had 34,000 lines of PTX."""
-    x = jax.ShapeDtypeStruct((4096,), jnp.uint32)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "lines"),
+    [
+        ((4096,), "uint32", 1400),
+        ((8192,), "bfloat16", 5000),
+        ((8192,), "float32", 5800),
+        ((4, 4096), "int32", 2400),
+        ((4, 2048), "float32", 3600),
+    ],
+)
+def test_a_long_sort_is_short_code(semantics, shape, dtype, lines):
+    """It compiles in two seconds: unrolled, 4096 elements had 34,000 lines of PTX."""
+    x = jax.ShapeDtypeStruct(shape, dtype)
     kernel = under(semantics, kernel_of(jnp.sort, x)())
     (report,) = plgpu.offline.compile(kernel, x)
-    assert report.ptx.count("\n") < 2000
+    assert report.ptx.count("\n") < lines
     assert not report.resources.spill_load_bytes
-
-
-@pytest.mark.parametrize("semantics", BOTH)
-def test_warps_share_rows_too_long_for_one(semantics):
-    """A thread of one warp would have 128 elements of a row, in unrolled steps."""
-    x = jax.ShapeDtypeStruct((4, 4096), jnp.float32)
-    kernel = under(semantics, kernel_of(functools.partial(jnp.sort, axis=1), x)())
-    (report,) = plgpu.offline.lower(kernel, x, target="sm_90a")
-    assert report.mlir.count("arith.cmpi ult") < 2000
 
 
 @pytest.mark.parametrize("bytes_", [16, 128])
@@ -179,18 +189,9 @@ def test_few_elements_are_selected_and_more_are_sorted():
             o[...] = lax.top_k(x[...], k)[0]
 
         x = np.zeros(64, np.float32)
-        return "scf.for" in plgpu.offline.lower(largest, x, target="sm_90a")[0].mlir
+        return "redux" not in plgpu.offline.lower(largest, x, target="sm_90a")[0].mlir
 
-    assert [is_network(k) for k in (2, 3)] == [False, True]
-
-
-@pytest.mark.parametrize("size", [128, 500, 2048, 8192])
-def test_the_longest_selection_has_fewer_instructions_than_a_network(size: int):
-    # Of PTX: those of a round, and of a step for each element that a thread has.
-    each = -(-size // 128)
-    of_round, of_network = 36 + 8 * each, 10 * each * sorting.steps(size)
-    most = max(k for k in range(size) if sorting.selects(size, k))
-    assert 0 < most * of_round <= of_network
+    assert [is_network(k) for k in (7, 8)] == [False, True]
 
 
 def test_descending_order():

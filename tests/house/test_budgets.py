@@ -29,7 +29,7 @@ BUDGETS = {
     # With notes of what is emitted, which explain reads.
     "lowering": 11400,
     # Sorting networks as one operation; votes, matches and shuffles of lanes.
-    "emitters": 15150,
+    "emitters": 15165,
     "mosaic": 5390,
     # With ops/collectives: 2,200 lines.
     "ops": 17790,
@@ -44,8 +44,8 @@ BUDGETS = {
     # With the loops and spills of machine code, and what is said of them.
     "runtime": 2830,
     # The second machine: types, primitives, checks, emulator, lowering, kernels;
-    # references that are printed, get_global, empty references.
-    "sparsecore": 11000,
+    # references that are printed, get_global, empty references, tilings of scratch.
+    "sparsecore": 10894,
     "testing": 3300,
     "timeline": 775,
     "types": 6010,

@@ -327,7 +327,9 @@ def gathered(activation, gated):
     return Row(call, (of(8192, 4096), w, w, *integers))
 
 
-def ragged_floats(n):
+def ragged_floats(n, of_rows=(16384,), of_columns=None):
+    of_columns = (128, n) if of_columns is None else of_columns
+
     def call(a, b, sizes, left, right):
         return ops.ragged_dot_general(
             a, b, sizes, numbers(1, 2, (0,)), lhs_scale=left, rhs_scale=right
@@ -337,7 +339,8 @@ def ragged_floats(n):
         call,
         (
             *(of(16384, 4096, dtype=E4M3), of(128, n, 4096, dtype=E4M3)),
-            *(of(128, dtype=I32), of(16384, dtype=F32), of(128, n, dtype=F32)),
+            of(128, dtype=I32),
+            *(of(*shape, dtype=F32) for shape in (of_rows, of_columns)),
         ),
     )
 
@@ -352,13 +355,14 @@ def linear(tokens, dtype, grouped):
     return Row(call, (of(tokens, 4096), of(4096, 4096, dtype=dtype), scale, of(4096)))
 
 
-def scaled(m, dtype, kinds):
+def scaled(m, dtype, kinds, target="sm_90a"):
     def call(a, b, sa, sb, bias):
         return ops.scaled_matmul(a, b, sa, sb, bias=bias, transpose_b=True)
 
     shapes = ((m,), (4096,)) if kinds == "rows" else ((m, 32), (32, 32))
     a, b = of(m, 4096, dtype=dtype), of(4096, 4096, dtype=dtype)
-    return Row(call, (a, b, *(of(*s, dtype=F32) for s in shapes), of(4096, dtype=F32)))
+    others = (of(*shape, dtype=F32) for shape in (*shapes, (4096,)))
+    return Row(call, (a, b, *others), target=target)
 
 
 def block_scaled(dtype, held, block, kind, copies, collective, semantics):
@@ -397,6 +401,9 @@ OTHERS = {
     "ragged_dot_general, float8": ragged_floats(4096),
     # The last tile of a row ends beyond it.
     "ragged_dot_general, float8, edges": ragged_floats(4160),
+    "ragged_dot_general, float8, blocks": ragged_floats(
+        4096, (16384, 32), (128, 32, 32)
+    ),
     **{
         f"linear, {tokens} tokens, {dtype}, groups {grouped}": linear(
             tokens, dtype, grouped
@@ -408,6 +415,8 @@ OTHERS = {
     },
     "scaled_matmul, rows, 64": scaled(64, E4M3, "rows"),
     "scaled_matmul, rows, 4096": scaled(4096, jnp.int8, "rows"),
+    "scaled_matmul, rows, Blackwell": scaled(4096, E4M3, "rows", "sm_100a"),
+    "scaled_matmul, integers, Blackwell": scaled(64, jnp.int8, "rows", "sm_100a"),
     "scaled_matmul, blocks, 64": scaled(64, jnp.int8, "blocks"),
     "scaled_matmul, blocks, 4096": scaled(4096, E4M3, "blocks"),
     **{

@@ -79,7 +79,8 @@ MX = scaled(((8, 64), (8, 64), (8, 2), (8, 2)), E4M3)
 EIGHT = ((8, 32), (8, 32), (8, 1), (8, 1))
 BLOCK_SCALED = ops.block_scaled_matmul
 NARROW = [
-    call(ops.scaled_matmul, N8, N8, **PLAIN, compiler_params=BLACKWELL),
+    call(ops.scaled_matmul, N256, N256, TWO.astype(F32), **PLAIN,
+         compiler_params=BLACKWELL),
     call(ops.scaled_matmul, N8, N8),
     *(
         call(ops.scaled_matmul, N8, N8.astype(t), **PLAIN)

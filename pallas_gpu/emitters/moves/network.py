@@ -11,8 +11,8 @@ a register (`shfl.sync.bfly`), are one body, and so are those of warps.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,8 +28,15 @@ from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
 
 _WORD_BYTES = 4
+# Elements of a thread whose steps are emitted together: enough of them are independent.
+# The other rows follow in a loop. Estimate.
+_TOGETHER = 32
+# Words of a thread up to which a loop over its halves does not spill on sm_90a.
+_MOST_TURNED = 128
+# Words of a thread that warps exchange between two barriers: they are held twice.
+MOST_WORDS = 16
 # What a comparison compares (PTX ISA, setp).
-_WIDE, _WIDEST_BITS = np.dtype(np.uint64), 64
+_WIDEST_BITS = 64
 # The least scratch: four words (a granule of it).
 LEAST_BYTES = 16
 _ULT, _EQ, _NE = (
@@ -69,36 +76,45 @@ def sort(
     last, both = slice(n_keys - 2, n_keys), types[n_keys - 2 : n_keys]
     joins = len(both) == 2 and sum(map(dtypes.bits, both)) <= _WIDEST_BITS
     if joins:
-        values[last], types[last] = [_joined(values[last], both)], [_WIDE]
+        values[last], types[last] = [_joined(values[last], both)], [_wide(both)]
+    order = [i for row in rows.values() for i in row]
+    together = math.gcd(len(rows), max(1, _TOGETHER // elements))
     network = _Network(
         tuple(types),
-        list(rows.values()),
+        together,
         n_keys - joins,
         elements,
         threads.bit_length() - 1,
         scratch,
     )
-    values = network.sorted(values)
+    found = network.sorted([[v[i] for i in order] for v in values], len(rows))
+    values = [[x for _, x in sorted(zip(order, v, strict=True))] for v in found]
     if joins:
         values[n_keys - 2 : n_keys - 1] = _parted(values[n_keys - 2], both)
     return [x.with_values(v) for x, v in zip(arrays, values, strict=True)]
 
 
+def _wide(types: Sequence[np.dtype]) -> np.dtype:
+    return np.dtype(np.uint32 if sum(map(dtypes.bits, types)) <= 32 else np.uint64)
+
+
 def _joined(values: _Values, types: Sequence[np.dtype]) -> list[ir.Value]:
     """Two keys as one: a comparison instead of three."""
+    wide = _wide(types)
     high, low = (
-        [convert_value(x, dtype, _WIDE) for x in v]
+        [convert_value(x, dtype, wide) for x in v]
         for v, dtype in zip(values, types, strict=True)
     )
-    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, low[0])
+    shift = dtypes.constant(dtypes.bits(types[1]), wide, low[0])
     return [arith.ori(arith.shli(a, shift), b) for a, b in zip(high, low, strict=True)]
 
 
 def _parted(values: list[ir.Value], types: Sequence[np.dtype]) -> _Values:
-    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, values[0])
+    wide = _wide(types)
+    shift = dtypes.constant(dtypes.bits(types[1]), wide, values[0])
     high = [arith.shrui(x, shift) for x in values]
     return [
-        [convert_value(x, _WIDE, dtype) for x in v]
+        [convert_value(x, wide, dtype) for x in v]
         for v, dtype in zip((high, values), types, strict=True)
     ]
 
@@ -109,7 +125,7 @@ class _Network:
 
     Attributes:
       dtypes: of the arrays.
-      rows: for each row the registers of its elements, in order.
+      rows: how many are sorted at once.
       n_keys: how many arrays are compared.
       elements: of a row that a thread has, a power of two.
       bits: of the index of a thread in its row.
@@ -117,28 +133,24 @@ class _Network:
     """
 
     dtypes: tuple[np.dtype, ...]
-    rows: list[list[int]]
+    rows: int
     n_keys: int
     elements: int
     bits: int
     scratch: SmemScratch | None
 
-    def sorted(self, values: _Values) -> _Values:
+    def sorted(self, values: _Values, rows: int) -> _Values:
+        """Sorts rows, whose elements follow each other, `self.rows` at a time."""
+        return _in_turn(rows // self.rows, values, lambda _, v: self._sorted(v))
+
+    def _sorted(self, values: _Values) -> _Values:
         """Sorts the elements of each thread, then those of more and more threads."""
-        kernel = module.current()
-        block = 2
-        while block < self.elements:
-            down_in = functools.partial(_is_set, block)
-            values = self._merged(values, block // 2, down_in)
-            block *= 2
-        if self.elements > 1:
-            down: ir.Value | bool = self._bit(kernel.i32(0)) if self.bits else False
-            values = self._merged(values, self.elements // 2, lambda _: down)
+        kernel, values = module.current(), self._halves(values)
         if not self.bits:
-            return values
+            return self._merged(values, self.elements // 2, 0)
 
         def stage(of: ir.Value, values: _Values) -> _Values:
-            """Sorts what 2**of threads have; `of` is from 1 on."""
+            """Sorts what 2**of threads have."""
             # In the last stage no index has this bit: all ascend.
             within = kernel.i32((1 << self.bits) - 1)
             index = arith.andi(self._thread, within)
@@ -159,27 +171,45 @@ class _Network:
                 values,
                 lambda i, v: self._across(v, _below(of, i), down, self._of_lanes),
             )
-            return self._merged(values, self.elements // 2, lambda _: down)
+            return self._merged(values, self.elements // 2, down)
 
-        return _loop(kernel.i32(1), kernel.i32(self.bits + 1), values, stage)
+        return _loop(kernel.i32(0), kernel.i32(self.bits + 1), values, stage)
 
     # --- steps ------------------------------------------------------------------------
 
-    def _merged(
-        self,
-        values: _Values,
-        distance: int,
-        descends: Callable[[int], ir.Value | bool],
-    ) -> _Values:
-        """Steps of a thread's own elements, from a distance down to 1."""
+    def _halves(self, values: _Values) -> _Values:
+        """Sorts halves of a thread's elements, the second ones down."""
+        half, block = self.elements // 2, 2
+        if half >= _TOGETHER and self.elements * self._words <= _MOST_TURNED:
+            part = dataclasses.replace(self, elements=half)
+
+            def one(i: ir.Value, values: _Values) -> _Values:
+                second = arith.cmpi(_NE, i, module.current().i32(0))
+                return part._merged(part._halves(values), half // 2, second)
+
+            return _in_turn(2, values, one)
+        while block < self.elements:
+            values = self._merged(values, block // 2, block)
+            block *= 2
+        return values
+
+    def _merged(self, values: _Values, distance: int, down: ir.Value | int) -> _Values:
+        """Steps of a thread's own elements, from a distance down to 1.
+
+        They descend if an i1 is true, or those whose index has a bit.
+        """
         values = [list(v) for v in values]
         while distance:
-            for row, e in itertools.product(self.rows, range(self.elements)):
-                if e & distance:
+            for i in range(self.rows * self.elements):
+                if i & distance:
                     continue
-                i, j = row[e], row[e | distance]
+                j = i | distance
                 first, second = ([v[k] for v in values] for k in (i, j))
-                swaps = _differ(self._less(second, first), descends(e))
+                swaps = self._less(second, first)
+                if not isinstance(down, int):
+                    swaps = arith.xori(swaps, dtypes.splat(down, 1))
+                elif i % self.elements & down:
+                    swaps = self._less(first, second)
                 for v, a, b in zip(values, first, second, strict=True):
                     v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
             distance //= 2
@@ -192,16 +222,19 @@ class _Network:
         descends: ir.Value,
         exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
     ) -> _Values:
-        """A step of threads whose indices differ in a bit."""
-        others = self._others(values, bit, exchanged)
-        is_second = arith.xori(self._bit(bit), descends)
+        """A step of threads whose indices differ in a bit, of few words at once."""
+        mask = arith.shli(module.current().i32(1), bit)
+        is_second = dtypes.splat(arith.xori(self._bit(bit), descends), 1)
+        most = MOST_WORDS if exchanged == self._of_warps else 1
         result: _Values = [[] for _ in values]
-        for mine, theirs in zip(
-            zip(*values, strict=True), zip(*others, strict=True), strict=True
+        for few in itertools.batched(
+            zip(*values, strict=True), max(1, most // self._words)
         ):
-            takes = _differ(self._less(theirs, mine), is_second)
-            for new, own, other in zip(result, mine, theirs, strict=True):
-                new.append(arith.select(takes, other, own))
+            others = self._others(few, mask, exchanged)
+            for mine, theirs in zip(few, others, strict=True):
+                takes = arith.xori(self._less(theirs, mine), is_second)
+                for new, own, other in zip(result, mine, theirs, strict=True):
+                    new.append(arith.select(takes, other, own))
         return result
 
     def _less(self, a: Sequence[ir.Value], b: Sequence[ir.Value]) -> ir.Value:
@@ -217,22 +250,24 @@ class _Network:
 
     def _others(
         self,
-        values: _Values,
-        bit: ir.Value,
+        elements: Sequence[Sequence[ir.Value]],
+        mask: ir.Value,
         exchanged: Callable[[list[ir.Value], ir.Value], list[ir.Value]],
-    ) -> _Values:
-        """What the threads have whose indices differ in a bit."""
-        mask = arith.shli(module.current().i32(1), bit)
+    ) -> list[list[ir.Value]]:
+        """What the threads have whose indices differ in a bit, element by element."""
         words: list[ir.Value] = []
 
         def collected(word: ir.Value) -> ir.Value:
             words.append(word)
             return word
 
-        def by_words(emit: Callable[[ir.Value], ir.Value]) -> _Values:
+        def by_words(emit: Callable[[ir.Value], ir.Value]) -> list[list[ir.Value]]:
             return [
-                [shuffle.by_words(x, dtype, emit) for x in v]
-                for v, dtype in zip(values, self.dtypes, strict=True)
+                [
+                    shuffle.by_words(x, dtype, emit)
+                    for x, dtype in zip(element, self.dtypes, strict=True)
+                ]
+                for element in elements
             ]
 
         by_words(collected)
@@ -246,31 +281,27 @@ class _Network:
         """Through scratch: as many words at once as it holds of all threads."""
         scratch = require(self.scratch, LEAST_BYTES, "a sort across warps")
         held = scratch.size_bytes // _WORD_BYTES
-        if held < THREADS:
+        if held < THREADS * len(words):
             return [self._in_parts(word, mask, scratch, held) for word in words]
-        other, result = arith.xori(self._thread, mask), []
+        other = arith.xori(self._thread, mask)
         own, theirs = (_pointer(scratch, place) for place in (self._thread, other))
-        for chunk in itertools.batched(words, held // THREADS):
-            # Threads may still be reading what an earlier use stored in the scratch.
-            mbarrier.warpgroup_barrier()
-            offsets = range(
-                0, len(chunk) * THREADS * _WORD_BYTES, THREADS * _WORD_BYTES
-            )
-            for word, offset in zip(chunk, offsets, strict=True):
-                llvm.store(word, addressing.offset_pointer(own, offset))
-            mbarrier.warpgroup_barrier()
-            result += [
-                llvm.load(word.type, addressing.offset_pointer(theirs, offset))
-                for word, offset in zip(chunk, offsets, strict=True)
-            ]
-        return result
+        offsets = [i * THREADS * _WORD_BYTES for i in range(len(words))]
+        # Threads may still be reading what an earlier use stored in the scratch.
+        mbarrier.warpgroup_barrier()
+        for word, offset in zip(words, offsets, strict=True):
+            llvm.store(word, addressing.offset_pointer(own, offset))
+        mbarrier.warpgroup_barrier()
+        return [
+            llvm.load(word.type, addressing.offset_pointer(theirs, offset))
+            for word, offset in zip(words, offsets, strict=True)
+        ]
 
     def _in_parts(
         self, word: ir.Value, mask: ir.Value, scratch: SmemScratch, held: int
     ) -> ir.Value:
         """A word of each thread, of a few threads at a time."""
         kernel = module.current()
-        each = 1 << (held.bit_length() - 1)
+        each = min(THREADS, 1 << (held.bit_length() - 1))
         shift, last = kernel.i32(each.bit_length() - 1), kernel.i32(each - 1)
         other = arith.xori(self._thread, mask)
         own, theirs = (
@@ -292,6 +323,11 @@ class _Network:
         rounds = kernel.i32(THREADS // each)
         return _loop(kernel.i32(0), rounds, [[word]], part)[0][0]
 
+    @property
+    def _words(self) -> int:
+        """Of an element."""
+        return sum(max(1, dtypes.bits(x) // 32) for x in self.dtypes)
+
     # --- threads ----------------------------------------------------------------------
 
     @property
@@ -311,20 +347,27 @@ def _below(of: ir.Value, i: ir.Value) -> ir.Value:
     return arith.subi(arith.subi(of, i), module.current().i32(1))
 
 
-def _differ(a: ir.Value, b: ir.Value | bool) -> ir.Value:
-    if b is False:
-        return a
-    b = dtypes.constant(True, dtypes.BOOL) if b is True else b
-    return arith.xori(a, dtypes.splat(b, 1))
-
-
 def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
     offset = arith.muli(place, module.current().i32(_WORD_BYTES))
     return addressing.offset_pointer(scratch.pointer, offset)
 
 
-def _is_set(bit: int, element: int) -> bool:
-    return bool(element & bit)
+def _in_turn(
+    count: int, values: _Values, body: Callable[[ir.Value, _Values], _Values]
+) -> _Values:
+    """Passes one part after the other to a function, in a loop of one body.
+
+    It is always that of the first registers, which then follow the others.
+    """
+    kernel, step = module.current(), len(values[0]) // count
+
+    def first_part(i: ir.Value, values: _Values) -> _Values:
+        found = body(i, [v[:step] for v in values])
+        return [v[step:] + x for v, x in zip(values, found, strict=True)]
+
+    if count == 1:
+        return body(kernel.i32(0), values)
+    return _loop(kernel.i32(0), kernel.i32(count), values, first_part)
 
 
 def _loop(

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import expect
-from pallas_gpu.types import values
+from pallas_gpu import errors, expect
+from pallas_gpu.entry import scope
+from pallas_gpu.types import base_aval, values
+from pallas_gpu.types.spaces.resource import Declaration, Resource
 
 # The largest dimension that kernels can index.
 _MAX_SIZE = 2**31 - 1
@@ -70,15 +72,34 @@ def empty_like(x: Any) -> Any:
 def empty_ref_like(x: Any) -> Any:
     """Returns mutable references to arrays with undefined contents.
 
-    Issued by: the host.
+    Issued by: the host; in a kernel for SparseCores a subcore, of which it is memory as
+    of `jax.empty_ref`.
 
     Args:
-      x: pytree of arrays, references or `jax.ShapeDtypeStruct`.
+      x: pytree of arrays, references or `jax.ShapeDtypeStruct`; in a kernel of
+        references of the kernel, or declarations such as `plsc.VMEM(shape, dtype)`.
 
     Raises:
       ArgumentTypeError: a leaf without shape and type.
+      UnsupportedError: an array with a tiling or transforms of its own.
     """
-    return jax.tree.map(lambda leaf: jax.new_ref(empty(leaf.shape, leaf.dtype)), x)
+    return jax.tree.map(_ref_like, x)
+
+
+def _ref_like(leaf: Any) -> Any:
+    ref = leaf.to_ref() if isinstance(leaf, Declaration) else base_aval(leaf)
+    shaped = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    space = getattr(ref, "memory_space", None)
+    if not scope.in_kernel() or not isinstance(space, Resource):
+        return jax.new_ref(empty_like(shaped))
+    if str(getattr(ref, "storage", "")):
+        raise errors.UnsupportedError(
+            "empty_ref_like of an array that is not stored row by row",
+            expected="a declaration without tiling or transforms",
+            got=ref.str_short(),
+            hint="declare the array in scratch_types, or for run_scoped",
+        )
+    return jax.empty_ref(shaped, memory_space=space)
 
 
 @expect.arguments(shape=expect.integers(1, _MAX_SIZE))

@@ -74,8 +74,6 @@ def num_stages(
     for site, why in body.refused:
         if _is_large(site.eqn.outvars[0].aval):
             raise stages.RefusedError(f"another load stays ({site.where}): {why}")
-    if asked is None and mesh.warpgroups > 1:
-        raise stages.RefusedError("each of several warpgroups would copy for itself")
     copied = {load.eqn.outvars[0] for load in loads}
     # Right operands that are values are stored to SMEM for the product.
     stored = sum(
@@ -94,7 +92,8 @@ def num_stages(
         if all(x.outvars[0].aval.shape[0] % 64 for x in products):
             # mma.sync has its operands in registers.
             held += [load.result for load in loads]
-        registers = _OTHER_REGISTERS + sum(map(_bytes, held)) // (4 * threads)
+        each = sum(map(_bytes, held)) // (4 * WARPGROUP_THREADS)
+        registers = _OTHER_REGISTERS + each
         blocks = max(target.registers_per_sm // (min(registers, 255) * threads), 1)
         without = Residency.of(target, used_bytes, threads, 1).ctas_per_sm
         blocks = min(blocks, without)

@@ -42,6 +42,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from pallas_gpu.ops.gemm.config import BLOCK_M, BlackwellMatmulConfig
+from pallas_gpu.ops.gemm.epilogue import scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached, padded
 from pallas_gpu.ops.tiles import tiles
@@ -85,7 +86,8 @@ class Schedule:
     @property
     def bits(self) -> int:
         """Of an element of A or B."""
-        return jnp.finfo(self.problem.dtype).bits
+        dtype = self.problem.dtype
+        return (jnp.iinfo if dtype == jnp.int8 else jnp.finfo)(dtype).bits
 
     @property
     def step(self) -> tuple[int, int, int]:
@@ -103,6 +105,12 @@ class Schedule:
     def steps(self) -> int:
         """Steps along K of one tile."""
         return plgpu.cdiv(self.problem.k, self.tile_k)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether steps and tiles divide what they are of."""
+        p, (m, n, k) = self.problem, self.step
+        return not (self.groups or p.m % m or p.n % n or p.k % k)
 
     @property
     def groups(self) -> int:
@@ -325,18 +333,19 @@ def _padded(
 
 @cached
 def tiled_kernel(p: Problem, config: Any, compiler_params: Any, interpret: Any) -> Any:
-    """Returns the function of A (M, K), B and the scales, if any.
+    """Returns the function of A (M, K), B and `Problem.operands`.
 
-    Without scales the tiles divide the problem. Scales of blocks are (rows / 128,
-    scales / 4, 32, 16), for all rows and steps of all tiles; the factor is (1,).
+    Scales of blocks, `lhs` and `rhs`, are (rows / 128, scales / 4, 32, 16), for all
+    rows and steps of all tiles; the others are as `epilogue.scaled` has them.
     """
     schedule = Schedule(p, config)
     params = compiler_params or plgpu.CompilerParams()
+    name = "block_scaled_matmul" if p.group else "scaled_matmul"
     return plgpu.kernel(
         functools.partial(_body, schedule),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
         **schedule.launch,
-        kernel_name="matmul" if p.group is None else "block_scaled_matmul",
+        kernel_name=name if p.operands else "matmul",
         compiler_params=dataclasses.replace(params, target=TARGET),
         interpret=interpret,
         scratch_types=_scratch(schedule),
@@ -378,7 +387,7 @@ def _scratch(schedule: Schedule) -> dict[str, Any]:
     return scratch | {
         "operands": dataclasses.replace(ring, empty=done(num_barriers=ring.stages)),
         "out_smem": tiles((2, BLOCK_M, schedule.part_n), p.out_dtype),
-        "acc": plgpu.TMEM(acc_shape, jnp.float32, collective=c.collective),
+        "acc": plgpu.TMEM(acc_shape, p.accumulator, collective=c.collective),
         "computed": done(num_barriers=schedule.accumulators),
         "read": read,
     }
@@ -389,11 +398,13 @@ def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **
     collective = schedule.config.collective
     axis = PAIR if collective else None
     p, groups, tile_k = schedule.problem, schedule.groups, schedule.tile_k
-    factor = sources.pop() if "factor" in p.scales else None
+    first = 4 if groups else 2
+    others = dict(zip(p.operands[first - 2 :], sources[first:], strict=True))
     # What each block of a pair loads; the first copy's barrier counts.
     half, both = plgpu.CopyPartition.PARTITIONED, plgpu.CopyPartition.REPLICATED
     shares = [half(0), half(0 if p.transpose_b else 1), half(0), both]
-    order, oob_mode = ((1, 3, 0, 2), _ZEROS) if groups else ((0, 1), None)
+    order = (1, 3, 0, 2) if groups else (0, 1)
+    oob_mode = None if schedule.is_whole else _ZEROS
 
     def load(rows, columns, number):
         # Tiles of scales: `columns` starts at a multiple of whole ones.
@@ -410,7 +421,7 @@ def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **
             along = plgpu.ds(ki * groups, groups) if groups else None
             windows = [(rows, depth), of_b, *((part, along) for part in held)]
             for source, window, i, share in zip(
-                sources, windows, order, shares, strict=False
+                sources[:first], windows, order, shares, strict=False
             ):
                 plgpu.copy_gmem_to_smem(
                     source.at[window],
@@ -445,15 +456,15 @@ def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **
         schedule.for_each_step(number, visit)
         plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
 
-    store = _stores(schedule, out, out_smem, acc, computed, read, factor)
+    store = _stores(schedule, out, out_smem, acc, computed, read, others)
     schedule.run(load, multiply, store)
 
 
-def _stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> Any:
+def _stores(schedule: Schedule, out, buffers, acc, computed, read, others) -> Any:
     """Returns what stores a tile part by part; the copies overlap with what follows.
 
     Args:
-      scale: reference to a factor of the result.
+      others: references to the scales of the result and to its bias, by names.
     """
     width = schedule.part_n
     store = plgpu.TileStore(buffers, schedule.config.tile_n // width)
@@ -474,7 +485,7 @@ def _stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -
             column = columns.start + start
             store.store(
                 part,
-                value if scale is None else value * scale[0],
+                scaled(value, others, first, column),
                 out.at[own, plgpu.ds(column, width)],
                 predicate=schedule.starts_inside(first, column),
             )

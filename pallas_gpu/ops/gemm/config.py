@@ -344,23 +344,29 @@ class LinearManyConfig(Tiling):
         return "m" if self.paired else None
 
 
-@expect.arguments()
+@expect.arguments(
+    consumers=expect.choice_of(2, 3), cluster=expect.optional(expect.choice("n"))
+)
 @dataclasses.dataclass(frozen=True)
 class RaggedDotConfig(Tiling):
     """Tile sizes and schedule of `ragged_dot` on Hopper.
 
     Attributes:
-      tile_m: rows of one consumer's tile; a block has twice as many.
-      tile_n: columns of a block's tile.
-      tile_k: depth of one step.
+      tile_m: rows of one consumer's tile; a block has a tile for each.
+      tile_n: columns of a block's tile; 128 where there are scales of blocks.
+      tile_k: depth of one step; 128 where there are scales of blocks.
       stages: SMEM buffers of each operand's ring.
       epilogue_n: columns of a tile that are stored at once.
       strip: tiles of rows of a group that are visited one after the other, for each
         tile of columns. Their part of the group's matrix is read from memory once; of a
         product over rows, one block computes them, and keeps the columns of the right
         operand in SMEM if they have no more steps than there are stages.
-      blocks: number of blocks of products over rows; one per SM. For the others, whose
-        tiles differ in their work, the launch has as many as the GPU holds.
+      blocks: number of blocks of products over rows, or if not `dynamic`; one per SM.
+      consumers: warpgroups that multiply, 2 or 3; of products over rows 2.
+      cluster: `"n"`: if not `dynamic`, two blocks form a cluster and share rows.
+      dynamic: whether blocks take the next tile when they are free, instead of every
+        `blocks`-th one: tiles differ in their work. The launch has as many blocks as
+        the GPU holds then. Otherwise warpgroups that multiply have more registers.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -373,11 +379,23 @@ class RaggedDotConfig(Tiling):
     epilogue_n: TileN = 32
     strip: Strip = 16
     blocks: Positive = arch.SM_90A.sm_count
+    consumers: int = CONSUMERS
+    cluster: Literal["n"] | None = None
+    dynamic: bool = True
+
+    minor: ClassVar[str] = "n"
 
     @property
     def epilogue_m(self) -> int:
         """Rows of a tile that are stored at once."""
         return self.tile_m
+
+    @property
+    def alone(self) -> RaggedDotConfig:
+        """The configuration with the blocks of products over rows."""
+        return dataclasses.replace(
+            self, consumers=CONSUMERS, cluster=None, dynamic=True
+        )
 
     def __post_init__(self):
         if self.tile_n % self.epilogue_n:
@@ -386,6 +404,13 @@ class RaggedDotConfig(Tiling):
                 expected=f"epilogue_n a multiple of 16 that divides {self.tile_n}",
                 got=f"epilogue_n={self.epilogue_n}",
                 hint="32 fits most tiles",
+            )
+        if self.dynamic and (self.cluster or self.consumers != CONSUMERS):
+            raise errors.ArgumentError(
+                "RaggedDotConfig: blocks that take tiles when they are free are alone",
+                expected=f"cluster=None and {CONSUMERS} consumers, or dynamic=False",
+                got=f"cluster={self.cluster!r}, consumers={self.consumers}",
+                hint="pass dynamic=False",
             )
 
     @classmethod
@@ -397,6 +422,7 @@ class RaggedDotConfig(Tiling):
         contracted: bool = False,
         gated: bool = False,
         narrow: bool = False,
+        blocked: bool = False,
     ) -> RaggedDotConfig:
         """Returns the configuration that `benchmarks/ragged_dot.py` measures.
 
@@ -406,7 +432,12 @@ class RaggedDotConfig(Tiling):
           contracted: for a product over the rows of each group.
           gated: for two products, whose accumulators share the registers.
           narrow: for operands of 8 bits: a step of as many bytes is twice as deep.
+          blocked: for scales of blocks, whose sums take registers beside accumulators.
         """
+        if blocked:
+            return cls(
+                tile_n=BLOCK, tile_k=BLOCK, consumers=3, cluster="n", dynamic=False
+            )
         is_small = groups <= _FEW_GROUPS
         # Products over many rows do not stay in SMEM: single tiles balance better.
         strip = (1 if is_small else 8) if contracted else 16

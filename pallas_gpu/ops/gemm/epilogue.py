@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -81,6 +81,15 @@ class Epilogue:
             if present
         )
 
+    @property
+    def buffers(self) -> int:
+        """SMEM buffers of a consumer's results: a residual, which has two, leaves one.
+
+        The next part is computed while the last one is copied from the buffer. With two
+        a tile of 256x192 has two stages: 218 us instead of 139 at 1536x4096x8192.
+        """
+        return 1 if self.residual else 2
+
     def function(self) -> Callable[[Any], Any]:
         """Returns the activation; the identity if there is none."""
         if self.activation is None:
@@ -123,6 +132,40 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
+# Operands of a product that are factors of all of it.
+FACTORS = ("a_scale", "b_scale", "factor")
+
+
+def scaled(
+    part: Any, operands: Mapping[str, Any], row: Any, column: Any, factors: Any = None
+) -> Any:
+    """Returns a part of a product, times its scales and with its bias.
+
+    Args:
+      part: in registers.
+      operands: references by names: `factor`, `a_scale` and `b_scale`, (1,);
+        `row_scale`, `column_scale` and `bias`, with an element for each row or column
+        of all tiles.
+      row, column: where the part starts.
+      factors: the values of the former, if they are loaded already.
+    """
+
+    def vector(name: str, start: Any, axis: int) -> Any:
+        values = operands[name][plgpu.ds(start, part.shape[axis])]
+        return lax.broadcast_in_dim(values, part.shape, (axis,)).astype(jnp.float32)
+
+    if not operands:
+        return part
+    part = part.astype(jnp.float32)
+    if factors is None:
+        factors = [operands[x][0] for x in FACTORS if x in operands]
+    for factor in factors:
+        part = part * factor
+    if "row_scale" in operands:
+        part = part * vector("row_scale", row, 0)
+    if "column_scale" in operands:
+        part = part * vector("column_scale", column, 1)
+    return part + vector("bias", column, 1) if "bias" in operands else part
 
 
 def load_columns(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
+from pallas_gpu.ops.gemm.epilogue import PLAIN
 from pallas_gpu.ops.gemm.problem import Problem
 
 type Axis = Literal["m", "n"] | None
@@ -68,7 +69,7 @@ def candidates(p: Problem) -> list[MatmulConfig]:
 
 def _divided(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig | None:
     """Returns the configuration whose parts of K fill the device, if there is one."""
-    sums = dataclasses.replace(p, out_dtype=jnp.dtype(jnp.float32), residual_dtype=None)
+    sums = p.but(out_dtype=jnp.dtype(jnp.float32), epilogue=PLAIN, residual_dtype=None)
     c = _config(sums, tile_m, tile_n, None)
     tiles = p.tiles(c.block_m, tile_n)
     steps = plgpu.cdiv(p.k, c.tile_k)
@@ -163,9 +164,9 @@ def _config(p: Problem, tile_m: int, tile_n: int, cluster: Axis) -> MatmulConfig
 def _stages(p: Problem, c: MatmulConfig) -> int:
     """Returns the number of buffers that fit in SMEM beside the epilogue's."""
     stage = (c.block_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
-    part = CONSUMERS * 2 * c.epilogue_m * c.epilogue_n
-    others = part * p.out_dtype.itemsize + _BARRIER_BYTES
+    elem = p.epilogue.buffers * p.out_dtype.itemsize
     if p.residual_dtype is not None:
-        others += part * p.residual_dtype.itemsize
+        elem += 2 * p.residual_dtype.itemsize
+    others = CONSUMERS * c.epilogue_m * c.epilogue_n * elem + _BARRIER_BYTES
     space = arch.SM_90A.smem_bytes_per_block - others
     return max(2, min(space // stage, 8))

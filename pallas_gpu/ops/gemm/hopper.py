@@ -206,7 +206,7 @@ def scratch_of(
       buffers: of the ring; default: those of A, B and the gate.
     """
     p, c, sides = schedule.problem, schedule.config, schedule.part
-    stored = (c.consumers, 2, *(reversed(sides) if c.transposed else sides))
+    part = tuple(reversed(sides) if c.transposed else sides)
     scratch = {
         "operands": plgpu.Ring.of(
             buffers or operands_of(p, c, c.block_m),
@@ -214,10 +214,10 @@ def scratch_of(
             consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),
         ),
-        "out_smem": tiles(stored, p.out_dtype),
+        "out_smem": tiles((c.consumers, p.epilogue.buffers, *part), p.out_dtype),
     }
     if p.epilogue.residual:
-        scratch["residual_smem"] = tiles(stored, p.residual_dtype)
+        scratch["residual_smem"] = tiles((c.consumers, 2, *part), p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * c.consumers)
     return scratch
 
@@ -306,8 +306,11 @@ class Schedule:
         del first_step
         return step
 
-    def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
+    def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
+        if self.problem.group is not None:
+            rows = plgpu.ds(row, self.config.block_m)
+            copy(mem.a_blocks.at[block, rows], mem.scale_smem.at[slot.index])
 
     def produce(self, mem: Any, batch, row, column, first_step) -> None:
         """Copies the operands of a tile, step by step."""
@@ -341,7 +344,7 @@ class Schedule:
                     self.copy_rows(row, source, buffer, copy, axes)
                 else:
                     copy(source, buffer, axes)
-            self.copy_scales(mem, slot, block, rows, copy)
+            self.copy_scales(mem, slot, block, row, copy)
 
 
 # For kernels that visit tiles in an order of their own.

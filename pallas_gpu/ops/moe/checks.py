@@ -8,8 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rules import FLOAT8, as_int32, no_types, result_type
+from pallas_gpu.ops.gemm.config import BLOCK
+from pallas_gpu.ops.rules import (
+    FLOAT8,
+    aligned,
+    as_int32,
+    no_types,
+    result_type,
+)
 
 _PRECISIONS = (
     *(None, "default", "fastest", "high", "highest"),
@@ -86,8 +94,11 @@ def require_gate(name: str, rhs: Any, gate: Any) -> None:
 
 def scales(
     name: str, lhs: Any, rhs: Any, rows: Any, lhs_scale: Any, rhs_scale: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Returns a factor for each row of the product, and for each column of each group.
+) -> dict[str, jax.Array]:
+    """Returns the scales of the kernel, by their names.
+
+    A factor for each row of the product, and for each column of each group; or for each
+    block of K and each row, and for each block of each group.
 
     Args:
       rhs: (groups, N, K).
@@ -95,10 +106,17 @@ def scales(
     Raises:
       ShapeError: other shapes.
     """
-    groups, n, _ = rhs.shape
+    groups, n, k = rhs.shape
+    given = [0 if x is None else len(x.shape) for x in (lhs_scale, rhs_scale)]
+    blocked = given[0] == 2 or given[1] == 3
+    last: tuple[int, ...] = (n,)
+    of_lhs = [(), lhs.shape[:1]]
+    if blocked:
+        last = plgpu.cdiv(n, BLOCK), plgpu.cdiv(k, BLOCK)
+        of_lhs.append((*lhs.shape[:1], last[1]))
     forms = {
-        "lhs_scale": (lhs_scale, [(), lhs.shape[:1]]),
-        "rhs_scale": (rhs_scale, [(), (groups,), (groups, n)]),
+        "lhs_scale": (lhs_scale, of_lhs),
+        "rhs_scale": (rhs_scale, [(), (groups,), (groups, *last)]),
     }
     found = []
     for what, (scale, shapes) in forms.items():
@@ -108,13 +126,28 @@ def scales(
                 f"{name}: {what} has another shape",
                 expected=" or ".join(map(str, shapes)),
                 got=tuple(scale.shape),
-                hint="a factor, one for each row or group, or for each column",
+                hint="a factor, one for each row or group, or for each column; or one "
+                f"for each block of 1x{BLOCK} or {BLOCK}x{BLOCK}",
             )
         missing = shapes[-1][len(scale.shape) :]
         found.append(scale.reshape(scale.shape + (1,) * len(missing)))
-    of_rows = jnp.broadcast_to(found[0], lhs.shape[:1])
-    of_columns = jnp.broadcast_to(found[1], (groups, n))
-    return of_rows if rows is None else of_rows[rows], of_columns
+    of_rows = jnp.broadcast_to(found[0], of_lhs[-1])
+    of_rows = of_rows if rows is None else of_rows[rows]
+    of_columns = jnp.broadcast_to(found[1], (groups, *last))
+    if blocked:
+        return {"a_blocks": aligned(of_rows.T), "b_blocks": of_columns}
+    return {"row_scale": of_rows, "column_scale": of_columns}
+
+
+def require_blocks(config: Any) -> None:
+    """Raises ArgumentError unless a step of a tile is a block of scales."""
+    if (config.tile_n, config.tile_k) != (BLOCK, BLOCK):
+        raise errors.ArgumentError(
+            "ragged_dot_general: the tiles do not match the blocks of scales",
+            expected=f"tile_n={BLOCK}, tile_k={BLOCK}",
+            got=f"tile_n={config.tile_n}, tile_k={config.tile_k}",
+            hint="omit config",
+        )
 
 
 def require_no_scales(name: str, lhs: Any, lhs_scale: Any, rhs_scale: Any) -> None:

@@ -26,8 +26,8 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import CONSUMERS, RaggedDotConfig
+from pallas_gpu.ops.gemm import hopper, promoted
+from pallas_gpu.ops.gemm.config import RaggedDotConfig
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
@@ -50,8 +50,8 @@ class Schedule(hopper.Schedule):
 
     @property
     def columns(self) -> int:
-        """Tiles along N."""
-        return plgpu.cdiv(self.problem.n, self.config.tile_n)
+        """Tiles of clusters along N."""
+        return self.tiles.plane[1]
 
     @property
     def positions(self) -> int:
@@ -59,7 +59,11 @@ class Schedule(hopper.Schedule):
         p = self.problem
         groups = min(p.matrices, p.m)
         rows = groups + (p.m - groups) // self.config.block_m
-        return rows * self.columns
+        if self.config.dynamic:
+            return rows * self.columns
+        # Whole waves.
+        clusters = self.tiles.clusters(self.config.blocks)
+        return plgpu.align_to(rows * self.columns, clusters)
 
     def place(self, groups: Groups, position: Any) -> tuple[Any, Any, Any]:
         """Returns the group of a position, and its tile of rows and of columns.
@@ -77,72 +81,171 @@ class Schedule(hopper.Schedule):
         row = lax.add(first, lax.rem(within, height))
         return group, row, lax.div(within, height)
 
+    def of_cta(self, position: Any) -> Any:
+        """Returns the position of a CTA, given that of its cluster."""
+        if self.config.cluster is None:
+            return position
+        both = lax.mul(position, np.int32(self.config.cluster_size))
+        return lax.add(both, lax.axis_index(self.tiles.cluster_axis))
+
+    def for_each_tile(self, visit: Any) -> None:
+        """Calls `visit(position, tiles before it)` for the positions of a block.
+
+        The clusters change places from wave to wave: else their number may be such that
+        the last tiles of the groups, which are less work, are always those of the same.
+        """
+        axis = self.tiles.axis
+        clusters = self.tiles.clusters(self.config.blocks)
+
+        @plgpu.loop(0, self.positions // clusters)
+        def _(wave):
+            place = lax.rem(lax.axis_index(axis) + wave, np.int32(clusters))
+            visit(wave * np.int32(clusters) + place, wave)
+
     def rows(self, mem: Memory, row: Any) -> Any:
         """The rows of a tile: the array's, or those that indices name."""
         return mem.rows.part(row, self.config.block_m)
 
     def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
-        """Copies rows of A; the second consumer may have none."""
+        """Copies rows of A; consumers but the first may have none."""
         if self.problem.gathered:
             copy(source, buffer, oob_mode=None)
             return
-        half = plgpu.ds(0, self.config.tile_m)
-        is_half = row + self.config.tile_m >= self.end
-        plgpu.when(is_half)(lambda: copy(source.at[half], buffer.at[half]))
-        plgpu.when(jnp.logical_not(is_half))(lambda: copy(source, buffer))
+        first = plgpu.ds(0, self.config.tile_m)
+        is_first = row + self.config.tile_m >= self.end
+        plgpu.when(is_first)(lambda: copy(source.at[first], buffer.at[first], axes))
+        plgpu.when(jnp.logical_not(is_first))(lambda: copy(source, buffer, axes))
 
 
 @cached
 def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
     """Returns the function of sizes, offset, any indices, A, B and `p.operands`."""
-    schedule = Schedule(p, config)
+    c, schedule = config, Schedule(p, config)
+    blocked = p.group is not None
+    scratch = {
+        **hopper.scratch_of(schedule, copies=3 if blocked else None),
+        "tables": table(p.groups, c.consumers + 1),
+    }
+    if blocked:
+        scratch["scale_smem"] = promoted.scratch(c)
+    if c.cluster is not None:
+        # Parts of 128 bytes or more: TMA copies from multiples of them.
+        width = max(c.epilogue_n, 128 // p.out_dtype.itemsize)
+        scratch["rest"] = plgpu.SMEM((c.consumers, 2, _EIGHT, width), p.out_dtype)
+        scratch["zeros"] = plgpu.SMEM((c.consumers, _CLEARED[1] // 2), p.out_dtype)
+    options: dict[str, Any] = {
+        "out_type": jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        "kernel_name": "ragged_dot",
+        "compiler_params": compiler_params,
+        "interpret": interpret,
+    }
+    if not c.dynamic:
+        visits = functools.partial(_visits, schedule)
+        return hopper.persistent(schedule, visits, scratch=scratch, **options)
     return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        functools.partial(_dynamic, schedule),
         grid=(schedule.positions,),
         grid_names=("position",),
-        num_threads=CONSUMERS + 1,
+        num_threads=c.consumers + 1,
         thread_name="wg",
-        kernel_name="ragged_dot",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types={
-            **hopper.scratch_of(schedule),
-            "tables": table(p.groups, CONSUMERS + 1),
-        },
+        scratch_types=scratch,
+        **options,
     )
 
 
-def _body(schedule, sizes, offset, *refs, tables, **scratch) -> None:
-    p, c = schedule.problem, schedule.config
-    indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
-    names = "a", "b", *p.operands, "out"
-    mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
-    wg = lax.axis_index("wg")
-    groups = Groups.of(sizes, offset, p.matrices, p.m, c.block_m, tables.at[wg])
-    number = lax.mul(groups.tiles, np.int32(schedule.columns))
+def _dynamic(schedule, *refs, **scratch) -> None:
+    """Visits tiles as blocks claim them: all warpgroups have the same loop."""
+    wg, consumers = lax.axis_index("wg"), schedule.config.consumers
+    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
 
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
-        @plgpu.when(info.index[0] < number)
+        def visit(own, *tile):
+            plgpu.when(wg == consumers)(lambda: tiles.produce(own, *tile))
+            plgpu.when(wg < consumers)(lambda: tiles.consume(own, *tile))
+
+        tiles.at(visit, info.index[0], info.local_index)
+        plgpu.when(wg < consumers)(lambda: tiles.clear(info.index[0]))
+
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _visits(schedule, wg, *refs, **scratch) -> tuple[Any, Any]:
+    """Returns what makes the visits of the producer, and of a consumer."""
+    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
+
+    def consume(position, number):
+        tiles.at(tiles.consume, position, number)
+        tiles.clear(position)
+
+    return lambda: functools.partial(tiles.at, tiles.produce), lambda: consume
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """The tiles of a kernel, as one warpgroup visits them.
+
+    Attributes:
+      schedule: their order.
+      mem: the references of the block.
+      wg: the warpgroup.
+      groups: the groups.
+      number: of positions that have tiles.
+    """
+
+    schedule: Schedule
+    mem: Memory
+    wg: Any
+    groups: Groups
+    number: Any
+
+    @classmethod
+    def of(cls, schedule, wg, sizes, offset, *refs, tables, **scratch) -> _Tiles:
+        """Computes the table of groups."""
+        p = schedule.problem
+        indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
+        names = "a", "b", *p.operands, "out"
+        mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
+        block_m = schedule.config.block_m
+        groups = Groups.of(sizes, offset, p.matrices, p.m, block_m, tables.at[wg])
+        number = lax.mul(groups.tiles, np.int32(schedule.columns))
+        if mem.get("zeros") is not None:
+
+            @plgpu.when(wg < schedule.config.consumers)
+            def _():
+                mem.zeros[wg] = jnp.zeros(mem.zeros.shape[1:], mem.zeros.dtype)
+                plgpu.commit_smem()
+
+        return cls(schedule, mem, wg, groups, number)
+
+    def at(self, visit, position, number) -> None:
+        """Calls `visit(schedule, matrix, row, column, first step)` of a position."""
+        schedule, c, groups = self.schedule, self.schedule.config, self.groups
+
+        @plgpu.when(position < self.number)
         def _():
-            group, row, column = schedule.place(groups, info.index[0])
+            group, row, column = schedule.place(groups, position)
+            column = schedule.of_cta(column)
             start, end = groups.rows_of(group)
-            own = dataclasses.replace(schedule, end=end)
-            tile = (
+            visit(
+                dataclasses.replace(schedule, end=end),
                 lax.sub(group, groups.first),
                 lax.add(start, lax.mul(row, np.int32(c.block_m))),
                 lax.mul(column, np.int32(c.tile_n)),
-                lax.mul(info.local_index, np.int32(schedule.steps)),
+                lax.mul(number, np.int32(schedule.steps)),
             )
-            plgpu.when(wg == CONSUMERS)(lambda: own.produce(mem, *tile))
-            plgpu.when(wg < CONSUMERS)(lambda: _Consumer(own, mem, wg).visit(*tile))
 
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            _clear(schedule, groups, info.index[0], wg, mem.out)
+    def produce(self, own, *tile) -> None:
+        """Copies the operands of a tile."""
+        own.produce(self.mem, *tile)
 
-    plgpu.wait_smem_to_gmem(0)
+    def consume(self, own, *tile) -> None:
+        """Computes a tile."""
+        _Consumer(own, self.mem, self.wg).visit(*tile)
+
+    def clear(self, position) -> None:
+        """Stores this warpgroup's part of the zeros."""
+        _clear(self.schedule, self.groups, position, self.wg, self.mem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +261,12 @@ class _Consumer(hopper.Consumer):
         @plgpu.when(row < self.schedule.end)
         def _():
             finish = functools.partial(self._parts, matrix, row, column)
-            self.store(self.products(first_step, finish), matrix, row, column)
+            if self.schedule.problem.group is None:
+                parts = self.products(first_step, finish)
+            else:
+                of_b = functools.partial(self._scale_of_b, matrix, column)
+                parts = finish([promoted.products(self, first_step, of_b)])
+            self.store(parts, matrix, row, column)
 
         @plgpu.when(row >= self.schedule.end)
         def _():
@@ -170,7 +278,7 @@ class _Consumer(hopper.Consumer):
     def _parts(self, matrix, row, column, products) -> list[Any]:
         """Returns the tile as it is stored, by parts: so it needs fewer registers."""
         p = self.schedule.problem
-        if p.scales:
+        if "row_scale" in p.scales:
             products[0] = products[0] * self._factors(matrix, row, column)
         parts = []
         for (_, start), width in ((at, self.schedule.part[1]) for at in self.parts):
@@ -183,6 +291,12 @@ class _Consumer(hopper.Consumer):
                 part = lax.optimization_barrier(part)
             parts.append(part)
         return parts
+
+    def _scale_of_b(self, matrix, column, step) -> Any:
+        """Returns the scale of a step's block of a matrix."""
+        scales = self.mem.b_blocks
+        last = scales.shape[1] - 1
+        return scales[matrix, jnp.minimum(promoted.block_of(column), last), step]
 
     def _factors(self, matrix, row, column) -> Any:
         """Returns the product of each element's two factors."""
@@ -220,14 +334,21 @@ class _Consumer(hopper.Consumer):
             )
 
             @plgpu.when(jnp.logical_not(is_whole) & inside)
-            def _(buffer=buffer, start=start, columns=columns):
-                _store_some(p, c, buffer, out, row, number_of_rows, start, columns)
+            def _(buffer=buffer, part=number % 2, start=start, columns=columns):
+                rest = None if c.cluster is None else self.mem.rest.at[self.wg, part]
+                _store_some(
+                    *(p, c, buffer, rest, out, row, number_of_rows, start, columns)
+                )
 
             plgpu.commit_smem_to_gmem_group()
 
 
-def _store_some(problem, c, buffer, out, row, number, start, columns) -> None:
-    """Stores the first rows of a buffer: eights by TMA, the rest under a mask."""
+def _store_some(problem, c, buffer, rest, out, row, number, start, columns) -> None:
+    """Stores the first rows of a buffer: eights by TMA, the rest under a mask.
+
+    In a cluster the rest row by row, through `rest`: if threads wrote to GMEM, each
+    arrival on the barrier of another CTA would be a fence.
+    """
     eights = lax.div(number, np.int32(_EIGHT))
 
     @plgpu.loop(0, eights)
@@ -238,25 +359,38 @@ def _store_some(problem, c, buffer, out, row, number, start, columns) -> None:
 
     @plgpu.when(eights * _EIGHT < number)
     def _():
-        first = eights * _EIGHT
+        first, own = eights * _EIGHT, plgpu.ds(0, c.epilogue_n)
+        last = buffer.at[plgpu.ds(first, _EIGHT)]
+        if rest is not None:
+            rest[:, own] = last[...]
+            plgpu.commit_smem()
+
+            @plgpu.loop(first, number)
+            def _(i):
+                source, target = rest.at[i - first, own], out.at[row + i, columns]
+                plgpu.copy_smem_to_gmem(source, target, commit_group=False)
+
+            return
         rows = first + jnp.arange(_EIGHT, dtype=jnp.int32)
         column = start + jnp.arange(c.epilogue_n, dtype=jnp.int32)
         mask = (rows < number)[:, None]
         if problem.n % c.tile_n:
             mask = mask & (column < problem.n)[None, :]
-        rest = buffer[plgpu.ds(first, _EIGHT)]
+        last = last[...]
         at = (row + rows)[:, None], column[None, :]
-        plgpu.store(out, at, rest, mask=mask)
+        plgpu.store(out, at, last, mask=mask)
 
 
-def _clear(schedule, groups, position, wg, out) -> None:
+def _clear(schedule, groups, position, wg, mem) -> None:
     """Stores zeros to the rows of no group, and to those of groups without a matrix."""
     problem, (begin, end) = schedule.problem, groups.span
-    height, width = _CLEARED
+    c, out, source = schedule.config, mem.out, mem.get("zeros")
+    height, width = _CLEARED if source is None else (1, source.shape[-1])
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    first, step = position * CONSUMERS + wg, CONSUMERS * schedule.positions
+    first = schedule.of_cta(position) * c.consumers + wg
+    step = c.consumers * c.cluster_size * schedule.positions
 
     @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):
@@ -266,6 +400,10 @@ def _clear(schedule, groups, position, wg, out) -> None:
         )
         is_before = number < before
         start = jnp.where(is_before, 0, end - before * height) + number * height
+        if source is not None:
+            target = out.at[start, plgpu.ds(column * width, width)]
+            plgpu.copy_smem_to_gmem(source.at[wg], target)
+            return
         row = start + jnp.arange(height, dtype=jnp.int32)
         column = column * width + jnp.arange(width, dtype=jnp.int32)
         mask = (row < jnp.where(is_before, begin, problem.m))[:, None]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.gemm.config import RaggedDotConfig
+from pallas_gpu.ops.gemm.config import BLOCK, RaggedDotConfig
 from pallas_gpu.ops.gemm.epilogue import (
     PLAIN,
     Activation,
@@ -147,14 +147,18 @@ def ragged_dot_general(
         bfloat16 for 8-bit floats.
       group_offset: see `ragged_dot`; the second form has none.
       rows: (M,), integers: `lhs[rows]` is meant; see `ragged_dot`.
-      lhs_scale: of 8-bit floats: a factor, or (rows of lhs,) factors, float32.
-      rhs_scale: of 8-bit floats: a factor, (groups,) or (groups, N) factors, float32.
+      lhs_scale: of 8-bit floats: a factor, or (rows of lhs,) factors, float32; or one
+        per block of 1x128, (rows of lhs, K / 128), rounded up.
+      rhs_scale: of 8-bit floats: a factor, (groups,) or (groups, N) factors, float32;
+        or one per block of 128x128, (groups, N / 128, K / 128), rounded up. Scales of
+        blocks of one operand go with any scales of the other but (groups, N); sums are
+        promoted then, as by `scaled_matmul`.
       config: tile sizes and schedule, also of the derivatives.
       compiler_params, interpret: see `kernel`.
 
     Returns:
       The products, accumulated in float32, those of 8-bit floats with the precision of
-      the tensor core.
+      the tensor core; with scales of blocks that of 128 elements of K.
 
     Raises:
       UnsupportedError: other dimension numbers.
@@ -189,7 +193,9 @@ def ragged_dot_general(
         return _contract(call, matrices, *operands)
     if jnp.dtype(lhs.dtype).itemsize == 1:
         scales = checks.scales(name, lhs, rhs, rows, lhs_scale, rhs_scale)
-        return _narrow(call, lhs, rhs, *sizes, rows, scales)
+        group = BLOCK if "a_blocks" in scales else None
+        call = call.but(scales=tuple(scales), group=group, promoted=group is not None)
+        return _narrow(call, lhs, rhs, *sizes, rows, list(scales.values()))
     checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
     return _product(call, *vary_alike((lhs, [rhs], *sizes, rows)))
 
@@ -233,7 +239,10 @@ def _launch(call: Call, lhs, matrices, sizes, offset, rows, scales=()) -> jax.Ar
     m = (lhs if rows is None else rows).shape[0]
     if 0 in (m, n, lhs.shape[1], number):
         return jnp.zeros((m, n), p.out_dtype)
-    config = _config(call, sizes, gated=len(matrices) > 1, narrow=bool(scales))
+    kind = {"gated": len(matrices) > 1, "narrow": bool(scales), "blocked": p.promoted}
+    config = _config(call, sizes, **kind)
+    if p.promoted:
+        checks.require_blocks(config)
     lhs = aligned(lhs, 1 if rows is None else config.tile_k)
     matrices = [aligned(x) for x in matrices]
     p = p.but(
@@ -243,7 +252,6 @@ def _launch(call: Call, lhs, matrices, sizes, offset, rows, scales=()) -> jax.Ar
         groups=sizes.shape[0],
         matrices=number,
         gathered=rows is not None,
-        scales=("row_scale", "column_scale") if scales else (),
     )
     f = hopper.make_kernel(p, config, call.compiler_params, call.interpret)
     rhs, *gate = matrices
@@ -267,7 +275,7 @@ def _contract(call: Call, matrices: int, x, y, sizes, offset, rows) -> jax.Array
     m, (height, n) = x.shape[1], y.shape
     if 0 in (height, m, n, matrices):
         return jnp.zeros((matrices, m, n), call.problem.out_dtype)
-    config = _config(call, sizes, contracted=True)
+    config = _config(call, sizes, contracted=True).alone
     x, y = aligned(x, 1 if rows is None else config.block_m), aligned(y)
     p = call.problem.but(
         m=x.shape[1],

@@ -37,12 +37,13 @@ def columns(p: Problem, config: LinearManyConfig) -> int:
 class Schedule(hopper.Schedule):
     """Which tiles a cluster computes, of the transposed problem."""
 
-    def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
+    def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
         p, depth = self.problem, self.config.depth
         if p.group is not None:
             group = lax.div(block * depth, np.int32(p.group))
             groups = plgpu.ds(group, widen.groups(p, depth))
+            rows = plgpu.ds(row, self.config.block_m)
             copy(mem.group_scale.at[groups, rows], slot.buffers[2])
 
     def is_inside(self, row: Any, column: Any) -> Any:

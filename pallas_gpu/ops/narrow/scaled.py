@@ -12,7 +12,13 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.gemm.config import BLOCK, ScaledMatmulConfig
+from pallas_gpu.ops import targets
+from pallas_gpu.ops.gemm import blackwell
+from pallas_gpu.ops.gemm.config import (
+    BLOCK,
+    BlackwellMatmulConfig,
+    ScaledMatmulConfig,
+)
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import scaled_hopper
@@ -36,6 +42,17 @@ _RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + FLO
 _INT32 = jnp.dtype(jnp.int32)
 _SMS = arch.SM_90A.sm_count
 
+type Config = ScaledMatmulConfig | BlackwellMatmulConfig
+# The schedule of each kernel, the function that makes it, and what it needs.
+_FAMILIES: dict[type, tuple[Any, Any, arch.Feature]] = {
+    ScaledMatmulConfig: (
+        scaled_hopper.Schedule, scaled_hopper.make_kernel, arch.Feature.WGMMA
+    ),
+    BlackwellMatmulConfig: (
+        blackwell.Schedule, blackwell.tiled_kernel, arch.Feature.TCGEN05
+    ),
+}  # fmt: skip
+
 
 @expect.arguments()
 def scaled_matmul(
@@ -48,20 +65,21 @@ def scaled_matmul(
     bias: Array | None = None,
     out_dtype: Any = jnp.bfloat16,
     promote: bool | None = None,
-    config: ScaledMatmulConfig | None = None,
+    config: Config | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Interpret = None,
 ) -> jax.Array:
     """Multiplies two matrices of 8-bit elements that have scales.
 
-    Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
+    Since: sm_90a; sm_100a without scales of blocks, whose kernel was never run on a
+    card. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
 
     The result is `(a * a_scale) @ (b * b_scale) + bias`, of any sizes.
 
     Hopper's tensor core adds products of 8-bit floats with 13 bits of mantissa. With
     `promote` these sums are as long as 128 elements of K and are added in float32;
     without, they are as long as K. Sums of int8 are exact, in int32; with scales of
-    blocks they are promoted as well.
+    blocks they are promoted as well. Blackwell's adds in float32.
 
     The tensor core reads 8-bit operands with K in the minor dimension: b of shape
     (K, N) is transposed in memory first, and rows of a number of bytes that is not a
@@ -92,8 +110,9 @@ def scaled_matmul(
     Raises:
       ShapeError, DTypeError: operands that do not match each other.
       ArgumentError: a configuration that does not suit the scales.
-      UnsupportedError: the derivative is wanted: that of rounding to 8 bits is zero, so
-        a model says itself what takes its place, by `jax.custom_vjp`.
+      UnsupportedError: scales of blocks on Blackwell; or the derivative is wanted: that
+        of rounding to 8 bits is zero, so a model says itself what takes its place, by
+        `jax.custom_vjp`.
 
     Example:
       >>> y = scaled_matmul(a, b, a_scale, b_scale, transpose_b=True)
@@ -136,7 +155,19 @@ def scaled_matmul(
         promoted=blocked or (bool(promote) and not integers),
     )  # fmt: skip
     if config is None:
-        config = default_config(problem)
+        on_blackwell = targets.chosen(compiler_params).has(arch.Feature.TCGEN05)
+        default = BlackwellMatmulConfig(tile_k=BLOCK) if on_blackwell else None
+        config = default or default_config(problem)
+    needed = {kind: feature for kind, (*_, feature) in _FAMILIES.items()}
+    targets.require("scaled_matmul", config, compiler_params, needed)
+    if blocked and isinstance(config, BlackwellMatmulConfig):
+        raise errors.UnsupportedError(
+            f"scaled_matmul: scales of blocks of {BLOCK} on Blackwell",
+            expected="scales of tensors, rows and columns",
+            got=" and ".join(x or "none" for x in kinds),
+            hint="ops.block_scaled_matmul has blocks of 16 or 32, of which the tensor "
+            "core reads the scales; ops.quantize_blocks makes them",
+        )
     if blocked and config.tile_n != BLOCK:
         raise errors.ArgumentError(
             "scaled_matmul: the tiles do not match the blocks of scales",
@@ -147,7 +178,7 @@ def scaled_matmul(
     if 0 in (m, n, k):
         filled = jnp.zeros((m, n), jnp.float32)
         return (filled if bias is None else filled + bias).astype(out)
-    extent = scaled_hopper.Schedule(problem, config).tiles.extent
+    extent = _FAMILIES[type(config)][0](problem, config).tiles.extent
     scales = _scales(problem, extent, kinds, a_scale, b_scale, transpose_b)
     added = [] if bias is None else [padded(bias, extent[1])]
     problem = dataclasses.replace(problem, scales=tuple(scales))
@@ -202,8 +233,8 @@ def _scales(p: Problem, extent, kinds, a, b, transpose_b: bool) -> dict[str, Any
 def _run(problem: Problem, config, compiler_params, interpret, a, b, *operands):
     a, b = aligned(a), aligned(b)
     problem = dataclasses.replace(problem, k=a.shape[1])
-    kernel = scaled_hopper.make_kernel(problem, config, compiler_params, interpret)
-    return kernel(a, b, *operands)
+    make_kernel = _FAMILIES[type(config)][1]
+    return make_kernel(problem, config, compiler_params, interpret)(a, b, *operands)
 
 
 def default_config(p: Problem) -> ScaledMatmulConfig:

@@ -6,10 +6,7 @@ three consumers multiply their parts of a block's rows, clusters of two blocks s
 operand. The tensor core reads 8-bit operands with K in the minor dimension alone, so B
 is stored as (N, K).
 
-Sums stay in the tensor core's accumulator, or are promoted: then each step of 128 along
-K has an accumulator of its own, whose contents are multiplied by the scales of the
-step's blocks and added in float32 registers. A consumer has registers for the sums and
-for half of its rows at a time in the accumulator.
+Sums stay in the tensor core's accumulator, or are promoted: see `promoted.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import pallas_gpu as plgpu
-from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import BLOCK, ScaledMatmulConfig
+from pallas_gpu.ops.gemm import hopper, promoted
+from pallas_gpu.ops.gemm.config import ScaledMatmulConfig
+from pallas_gpu.ops.gemm.epilogue import FACTORS, scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
-
-_ROWS = 64
 
 
 @cached
@@ -44,7 +39,7 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     blocked = p.group is not None
     scratch = hopper.scratch_of(schedule, copies=2 + blocked)
     if blocked:
-        scratch["scale_smem"] = plgpu.SMEM((c.stages, c.block_m), jnp.float32)
+        scratch["scale_smem"] = promoted.scratch(c)
 
     return hopper.launch(
         schedule,
@@ -74,12 +69,7 @@ class Schedule(hopper.Schedule):
         # The bytes of a row of a swizzle; scales of blocks leave less SMEM.
         p = self.problem
         widest = (128 if p.group is None else 64) // p.out_dtype.itemsize
-        return _ROWS, math.gcd(self.config.tile_n, widest)
-
-    def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
-        """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
-        if self.problem.group is not None:
-            copy(mem.a_blocks.at[block, rows], mem.scale_smem.at[slot.index])
+        return promoted.ROWS, math.gcd(self.config.tile_n, widest)
 
     def is_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
@@ -102,82 +92,45 @@ class _Consumer(hopper.Consumer):
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
         """Loads the factors."""
-        scales = (mem.get(name) for name in ("a_scale", "b_scale"))
+        scales = (mem.get(name) for name in FACTORS)
         factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
     def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its rows of a tile."""
         if self.schedule.problem.promoted:
-            products = [jnp.concatenate(self.promoted(column, first_step))]
+            of_b = self.scale_of_b(column, first_step)
+            products = [promoted.products(self, first_step, of_b)]
         else:
             products = self.products(first_step)
         # Not before them: a register.
         row = row + self.wg * self.schedule.config.tile_m
         self.store(products, batch, row, column)
 
-    def promoted(self, column, first_step) -> list[jax.Array]:
-        """Returns the consumer's tile in parts of 64 rows, each summed in registers."""
-        p, c, mem = self.schedule.problem, self.schedule.config, self.mem
-        shape = _ROWS, c.tile_n
-        starts = range(0, c.tile_m, _ROWS)
+    def scale_of_b(self, column, first_step) -> Any:
+        """Returns a function of a step: the scale of its block of B; or None."""
+        if self.schedule.problem.group is None:
+            return None
 
-        def step(ki, sums):
-            slot = mem.operands.slot(first_step + ki)
-            a, b = slot.buffers
-            b_scale = None
-            if p.group is not None:
-                block = self.schedule.k_block(first_step, ki)
-                # A cluster's last tile may lie behind the last block.
-                last = mem.b_blocks.shape[1] - 1
-                # A shift: a division would allow for negative columns.
-                shift = np.int32(BLOCK.bit_length() - 1)
-                block_n = lax.shift_right_logical(column, shift)
-                found = jnp.minimum(block_n, last)
-                b_scale = mem.b_blocks[block, found]
-            mem.operands.take(first_step + ki)
-            result = []
-            for start, total in zip(starts, sums, strict=True):
-                rows = plgpu.ds(self.wg * c.tile_m + start, _ROWS)
+        def of_step(ki):
+            block, scales = self.schedule.k_block(first_step, ki), self.mem.b_blocks
+            # A cluster's last tile may lie behind the last block.
+            last = scales.shape[1] - 1
+            return scales[block, jnp.minimum(promoted.block_of(column), last)]
 
-                def multiply(acc, rows=rows):
-                    plgpu.wgmma(acc, a.at[rows], b.T)
-                    return acc[...]
-
-                part = plgpu.run_scoped(multiply, plgpu.ACC(shape, p.accumulator))
-                part = part.astype(jnp.float32)
-                if p.group is not None:
-                    scale = mem.scale_smem[slot.index, rows] * b_scale
-                    part = part * lax.broadcast_in_dim(scale, shape, (0,))
-                # The sums need the registers that the next product accumulates in.
-                result.append(lax.optimization_barrier(total + part))
-            mem.operands.release(first_step + ki)
-            return tuple(result)
-
-        zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in starts)
-        return list(plgpu.loop(0, self.schedule.steps, init_carry=zeros)(step))
+        return of_step
 
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns what multiplies a part by the scales, and adds the bias."""
-        p, mem, shape = self.schedule.problem, self.mem, self.schedule.part
-
-        def vector(ref, start, axis):
-            values = ref[plgpu.ds(start, shape[axis])]
-            return lax.broadcast_in_dim(values, shape, (axis,))
+        p, mem = self.schedule.problem, self.mem
+        # Those of blocks are factors of the parts that are added.
+        operands = {x: mem.get(x) for x in p.operands if not x.endswith("_blocks")}
 
         def finish(number, part):
             if p.out_dtype == jnp.int32:
                 return part
             i, j = self.parts[number]
             part = part.astype(jnp.float32)
-            for factor in self.factors:
-                part = part * factor
-            if "row_scale" in p.scales:
-                part = part * vector(mem.row_scale, row + i, 0)
-            if "column_scale" in p.scales:
-                part = part * vector(mem.column_scale, column + j, 1)
-            if p.epilogue.bias:
-                part = part + vector(mem.bias, column + j, 1).astype(jnp.float32)
-            return part
+            return scaled(part, operands, row + i, column + j, self.factors)
 
         return finish

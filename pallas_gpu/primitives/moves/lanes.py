@@ -135,7 +135,9 @@ def match_any(x: values.Array) -> jax.Array:
     PTX: match.any.sync.b32, of types of 64 bits match.any.sync.b64. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns.
-    Bits are compared: a NaN equals itself, and -0.0 does not equal 0.0.
+    Bits are compared: a NaN equals itself, and -0.0 does not equal 0.0. Its time grows
+    with the number of different values: a sort by digits of 8 bits took 929 us on an
+    H100, 619 us with a `ballot` of each bit; of 16 different values 574 and 608 us.
 
     Args:
       x: bools or a type of 8 to 64 bits, whose last axis are the 32 lanes of a warp.

@@ -40,6 +40,7 @@ def check(jaxpr: _jax.Jaxpr, kernel: Kernel, num_inputs: int) -> None:
 
 def _check(op: Op, kernel: Kernel, known: set[Any]) -> None:
     refuse_collective(op, kernel.mesh)
+    vectors.refuse_accuracy(op)
     if isinstance(op.operands, Fault):
         raise op.operands.error
     for access in op.accesses:

@@ -42,15 +42,11 @@ COMPACT_ROW, COMPACT_ROWS = 128, 8
 _TILED = (HBM, VMEM, VMEM_SHARED)
 
 
-_OTHER = {"src": "dst", "dst": "src"}
-
-
 @registry.checks(copy_start_p, copy_wait_p, machine=MACHINE)
 def _check_copy(op: Op, kernel: Kernel) -> None:
     src, dst = op.operands["src"], op.operands["dst"]
-    indexed = op.params["indexed"]
     _require_pair(src, dst, kernel)
-    if indexed is not None:
+    if op.params["indexed"] is not None:
         _check_rows(op, kernel)
     for access in (src, dst):
         if access.space is HBM:
@@ -107,7 +103,8 @@ def _shown(access: Access) -> str:
 def _check_rows(op: Op, kernel: Kernel) -> None:
     """Checks a copy of rows that indices name."""
     indexed = op.params["indexed"]
-    table, other = op.operands[indexed], op.operands[_OTHER[indexed]]
+    other = op.operands["dst" if indexed == "src" else "src"]
+    table = op.operands[indexed]
     if table.space not in (HBM, VMEM_SHARED) or other.space is not VMEM:
         raise errors.MemorySpaceError(
             "indices of rows between memories that streams do not connect",

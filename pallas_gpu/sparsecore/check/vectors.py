@@ -8,11 +8,24 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.program.nodes import Constant, Op
 from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.types import WORD_BYTES, register_elements
+
+
+def refuse_accuracy(op: Op) -> None:
+    """Raises for an accuracy that is asked for: the instructions have theirs."""
+    accuracy = op.params.get("accuracy")
+    if accuracy not in (None, lax.AccuracyMode.DEFAULT):
+        raise errors.UnsupportedError(
+            f"{op.name} with an accuracy",
+            expected="accuracy=None or jax.lax.AccuracyMode.DEFAULT",
+            got=getattr(accuracy, "name", None) or f"Tolerance of {vars(accuracy)}",
+            hint="omit it: that of the instructions is not documented",
+        )
 
 
 def require_registers(

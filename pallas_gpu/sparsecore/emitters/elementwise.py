@@ -302,18 +302,8 @@ ROWS: dict[str, dict[str, Emit]] = {
         "i": _signed(arith.remsi, arith.remui, lambda x, y: x),
         "u": arith.remui,
     },
-    "max": {
-        "f": arith.maximumf,
-        "i": arith.maxsi,
-        "u": arith.maxui,
-        "b": arith.ori,
-    },
-    "min": {
-        "f": arith.minimumf,
-        "i": arith.minsi,
-        "u": arith.minui,
-        "b": arith.andi,
-    },
+    "max": {"f": arith.maximumf, "i": arith.maxsi, "u": arith.maxui, "b": arith.ori},
+    "min": {"f": arith.minimumf, "i": arith.minsi, "u": arith.minui, "b": arith.andi},
     "neg": {"f": arith.negf, **_all(_negate)},
     "abs": {
         "f": mlir_math.absf,

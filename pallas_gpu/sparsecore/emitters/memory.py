@@ -41,11 +41,6 @@ class Part:
         return self.window.shape
 
 
-def element_of(handle: Handle) -> ir.Type:
-    """Returns the type of an array's elements."""
-    return ir.MemRefType(handle.memref.type).element_type
-
-
 def view(part: Part) -> ir.Value:
     """Returns a part as an array of its own: slice, then squeeze."""
     handle, window = part.handle, part.window
@@ -56,7 +51,8 @@ def view(part: Part) -> ir.Value:
             got=f"axes {list(window.axes)}",
             hint="transpose the array before the call",
         )
-    found, element = handle.memref, element_of(handle)
+    found = handle.memref
+    element = ir.MemRefType(found.type).element_type
     if not (
         window.sizes == window.array_shape
         and window.starts == (0,) * len(window.starts)
@@ -78,10 +74,8 @@ def _known(start: Any, multiple: int, *, is_row: bool) -> ir.Value:
     It refuses the last of an odd number of rows in HBM where it sees that number.
     """
     constant = known(start)
-    if constant is not None and is_row:
-        multiple = constant
-    elif constant is not None:
-        return i32(start)
+    if constant is not None:
+        multiple = constant if is_row else 1
     return tpu.assume_multiple(i32(start), multiple) if multiple > 1 else i32(start)
 
 
@@ -220,38 +214,34 @@ def semaphores(shape: Sequence[int], kind: str) -> Handle:
 # --- copies ---------------------------------------------------------------------------
 
 
-def start_copy(src: Part, dst: Part, semaphore: Part, priority: int = 0) -> None:
-    """Starts a copy, which adds its size to the semaphore."""
-    tpu.enqueue_dma(
-        view(src), view(dst), target_semaphore=view(semaphore), priority=priority
-    )
-
-
-def wait_copy(src: Part, dst: Part, semaphore: Part) -> None:
-    """Waits for a copy."""
-    tpu.wait_dma2(view(semaphore), view(src), view(dst))
-
-
-def start_indirect(
+def start_copy(
     src: Part,
     dst: Part,
-    indices: ir.Value,
+    indices: Any,
     semaphore: Part,
     *,
+    priority: int,
     ignored: int | None,
     add: bool,
 ) -> None:
-    """Starts a copy of the rows that indices name, a reference or a register."""
+    """Starts a copy, which adds its size to the semaphore.
+
+    Args:
+      indices: of the rows that are copied, a `Part` or a register; None for all.
+      ignored: the index of rows that are not copied, or None.
+    """
+    sides = view(src), view(dst)
+    if indices is None:
+        tpu.enqueue_dma(*sides, target_semaphore=view(semaphore), priority=priority)
+        return
+    named = view(indices) if isinstance(indices, Part) else indices.value
+    without = None if ignored is None else i32(ignored)
     tpu.enqueue_indirect_dma(
-        view(src),
-        view(dst),
-        indices,
-        view(semaphore),
-        offset_filter=None if ignored is None else i32(ignored),
-        add=add,
+        *sides, named, view(semaphore), offset_filter=without, add=add
     )
 
 
-def wait_indirect(src: Part, dst: Part, semaphore: Part) -> None:
-    """Waits for a copy of rows."""
-    tpu.wait_indirect_dma(view(semaphore), view(src), view(dst))
+def wait_copy(src: Part, dst: Part, semaphore: Part, *, of_rows: bool) -> None:
+    """Waits for a copy, of all or of rows that indices name."""
+    wait = tpu.wait_indirect_dma if of_rows else tpu.wait_dma2
+    wait(view(semaphore), view(src), view(dst))

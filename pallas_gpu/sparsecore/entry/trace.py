@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from pallas_gpu import _jax, errors, types
@@ -25,11 +24,6 @@ from pallas_gpu.sparsecore.types import (
 )
 
 
-def hbm_ref(shape: Sequence[int], dtype: Any) -> SparseCoreRef:
-    """Returns a fresh reference to an array in HBM."""
-    return SparseCoreRef(jax.core.ShapedArray(tuple(shape), dtype), HBM)
-
-
 def trace_body(
     body: Callable[..., Any], avals: Sequence[Any], mesh: Any, name: str
 ) -> _jax.Jaxpr:
@@ -37,7 +31,7 @@ def trace_body(
     with scope.tracing(mesh), scope.locating(body):
         for aval in avals:
             require_stored(aval.dtype, f"kernel {name}: an argument or result")
-        refs = [hbm_ref(aval.shape, aval.dtype) for aval in avals]
+        refs = [SparseCoreRef(aval, HBM) for aval in avals]
 
         @functools.wraps(body)
         def bound(*given: Any) -> None:

@@ -28,11 +28,7 @@ _MOST = 1024
 
 
 def histogram(
-    x: ArrayLike,
-    bins: int,
-    *,
-    target: str | None = None,
-    interpret: Any = None,
+    x: ArrayLike, bins: int, *, target: str | None = None, interpret: Any = None
 ) -> jax.Array:
     """Returns how often each of 0 to bins - 1 occurs.
 

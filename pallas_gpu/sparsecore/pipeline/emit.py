@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,7 @@ from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import control, scope
 from pallas_gpu.pipeline.loops import unravel
 from pallas_gpu.sparsecore.pipeline.blocks import BlockSpec, Indirect, differ
-from pallas_gpu.sparsecore.pipeline.partition import (
-    ARBITRARY,
-    part_of_grid,
-    semantics,
-)
+from pallas_gpu.sparsecore.pipeline.partition import ARBITRARY, part_of_grid, semantics
 from pallas_gpu.sparsecore.primitives.copies import make_async_copy
 from pallas_gpu.sparsecore.primitives.scoped import run_scoped
 from pallas_gpu.sparsecore.types import SMEM, VMEM, SemaphoreType
@@ -187,10 +184,7 @@ class _Pipeline:
     @property
     def steps(self) -> Any:
         """How many steps this subcore runs."""
-        steps: Any = 1
-        for size in self.sizes:
-            steps = steps * size
-        return steps
+        return math.prod(self.sizes)
 
     def indices(self, step: Any) -> tuple[Any, ...]:
         """Returns the indices of a step on the whole grid."""
@@ -204,23 +198,17 @@ class _Pipeline:
         self, ins: Sequence[BlockSpec], outs: Sequence[BlockSpec], refs: Sequence[Any]
     ) -> None:
         """Allocates the buffers and runs all steps."""
-        copied = [
-            (spec, ref)
-            for spec, ref in zip((*ins, *outs), refs, strict=True)
-            if not spec.is_whole
-        ]
+        pairs = list(zip((*ins, *outs), refs, strict=True))
+        copied = [(spec, ref) for spec, ref in pairs if not spec.is_whole]
         is_vector = scope.current_mesh("emit_pipeline").is_vector  # type: ignore
         declared = [_buffers(spec, ref, is_vector) for spec, ref in copied]
 
         def with_buffers(buffers: Sequence[Any], sems: Sequence[Any]) -> None:
-            pairs = iter(zip(copied, buffers, sems, strict=True))
-            streams: list[Any] = []
-            for spec, ref in zip((*ins, *outs), refs, strict=True):
-                if spec.is_whole:
-                    streams.append(ref)
-                else:
-                    _, buffer, own = next(pairs)
-                    streams.append(_Stream(spec, ref, buffer, own))
+            own = iter(zip(buffers, sems, strict=True))
+            streams = [
+                ref if spec.is_whole else _Stream(spec, ref, *next(own))
+                for spec, ref in pairs
+            ]
             with _jax.trace_without_ref_rules():
                 self._run(streams[: len(ins)], streams[len(ins) :])
 
@@ -244,11 +232,9 @@ class _Pipeline:
             ]
             for stream, count in zip(stored, writes, strict=True):
                 self._require_buffer(stream, count, i)
-            blocks = iter(
-                s.block(v)
-                for s, v in zip([*fetched, *stored], [*(r[0] for r in reads), *writes],
-                                strict=True)
-            )  # fmt: skip
+            visited = [*(visit for visit, _ in reads), *writes]
+            pairs = zip([*fetched, *stored], visited, strict=True)
+            blocks = iter([stream.block(visit) for stream, visit in pairs])
             operands = [
                 next(blocks) if isinstance(s, _Stream) else s for s in (*ins, *outs)
             ]
@@ -257,10 +243,8 @@ class _Pipeline:
                     "emit_pipeline", self.body, *operands, *self.scratches
                 )
             scope.require_none("emit_pipeline", self.body, result)
-            writes = [
-                self._left(*x, i, steps) for x in zip(stored, writes, strict=True)
-            ]
-            return [r[1] for r in reads], writes
+            pairs = zip(stored, writes, strict=True)
+            return [r[1] for r in reads], [self._left(*x, i, steps) for x in pairs]
 
         start = ([zero for _ in fetched], [zero for _ in stored])
         _, counts = control.counted_loop(steps, step, start)

@@ -18,18 +18,11 @@ from pallas_gpu.sparsecore.types import NamedRows, SemaphoreType
 
 __all__ = ["AsyncCopyDescriptor", "async_copy", "make_async_copy", "sync_copy"]
 
-_READS, _WRITES = ("src", "indices"), ("dst", "semaphore")
+_ACCESSES: Any = {"reads": ("src", "indices"), "writes": ("dst", "semaphore")}
 copy_start_p = define(
-    "copy_start",
-    "copies",
-    called="a copy",
-    reads=_READS,
-    writes=_WRITES,
-    asynchronous=True,
+    "copy_start", "copies", called="a copy", asynchronous=True, **_ACCESSES
 )
-copy_wait_p = define(
-    "copy_wait", "copies", called="a wait", reads=_READS, writes=_WRITES
-)
+copy_wait_p = define("copy_wait", "copies", called="a wait", **_ACCESSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +70,7 @@ def make_async_copy(src_ref: Any, dst_ref: Any, sem: Any) -> AsyncCopyDescriptor
     destination at any time until the wait returns.
 
     Args:
-      src_ref: a reference, or a part of one: `ref.at[start:stop]`, or rows that
-        indices name: `table_ref.at[indices]`.
-      dst_ref: the same; at most one of them has indices.
-      sem: a semaphore of type DMA; one per copy that is in flight at a time.
+      src_ref, dst_ref, sem: as of `async_copy`.
 
     Raises:
       As `async_copy`.
@@ -198,10 +188,8 @@ def _described(copy: AsyncCopyDescriptor, who: str) -> tuple[dict[str, Any], Any
     ops.require_same(copy.src, copy.dst, who)
     semaphore = one_semaphore(copy.sem, SemaphoreType.DMA, who)
     rows = None if indices is None else indices.values
-    params = {
-        "indexed": indexed,
-        "ignored_value": None if indices is None else indices.ignored_value,
-    }
+    ignored = None if indices is None else indices.ignored_value
+    params = {"indexed": indexed, "ignored_value": ignored}
     return {**sides, "semaphore": semaphore, "indices": rows}, params
 
 

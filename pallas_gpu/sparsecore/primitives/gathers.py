@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _REF = ("ref",)
+_OPERANDS = dict.fromkeys(("ref", "indices", "x", "mask"), expect.anything)
 
 
 def _at_indices(operands: Any) -> Any:
@@ -76,12 +77,7 @@ def load_gather(
     return ops.bind(load_gather_p, {"ref": ref, "indices": indices, "mask": mask})
 
 
-@expect.arguments(
-    ref=expect.anything,
-    indices=expect.anything,
-    x=expect.anything,
-    mask=expect.anything,
-)
+@expect.arguments(**_OPERANDS)
 def store_scatter(
     ref: Any,
     indices: Sequence[jax.Array],
@@ -107,12 +103,7 @@ def store_scatter(
     _scatter(ref, indices, x, mask, "store_scatter", add=False)
 
 
-@expect.arguments(
-    ref=expect.anything,
-    indices=expect.anything,
-    x=expect.anything,
-    mask=expect.anything,
-)
+@expect.arguments(**_OPERANDS)
 def addupdate_scatter(
     ref: Any,
     indices: Sequence[jax.Array],

@@ -24,6 +24,12 @@ __all__ = [
 ]
 
 _SEMAPHORE = ("semaphore",)
+
+
+def _word(*_: Any, **__: Any) -> Any:
+    return array_type((), jnp.int32)
+
+
 semaphore_signal_p = define(
     "semaphore_signal", "sync", writes=_SEMAPHORE, atomic=True, releases=True
 )
@@ -35,17 +41,12 @@ semaphore_wait_p = define(
     atomic=True,
     waits=True,
 )
-semaphore_read_p = define(
-    "semaphore_read",
-    "sync",
-    result=lambda *_, **__: array_type((), jnp.int32),
-    reads=_SEMAPHORE,
-)
+semaphore_read_p = define("semaphore_read", "sync", result=_word, reads=_SEMAPHORE)
 subcore_barrier_p = define("subcore_barrier", "sync", releases=True)
 fetch_and_add_p = define(
     "fetch_and_add",
     "sync",
-    result=lambda *_, **__: array_type((), jnp.int32),
+    result=_word,
     reads=("ref",),
     writes=("ref",),
     atomic=True,
@@ -111,11 +112,8 @@ def semaphore_signal(
       ArgumentTypeError: another operand is not an integer scalar.
     """
     one = one_semaphore(semaphore, SemaphoreType.REGULAR, "semaphore_signal")
-    other = {
-        name: None if value is None else _int32(value)
-        for name, value in (("core", core_index), ("subcore", subcore_id))
-    }
-    operands = {"semaphore": one, "inc": _int32(inc), **other}
+    core, subcore = (None if i is None else _int32(i) for i in (core_index, subcore_id))
+    operands = {"semaphore": one, "inc": _int32(inc), "core": core, "subcore": subcore}
     ops.bind(semaphore_signal_p, operands)
 
 

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kernels for SparseCores handle: meshes, memories, semaphores, references."""
 
-from pallas_gpu.sparsecore.types.chips import (
-    SparseCoreInfo,
-    get_sparse_core_info,
-)
+from pallas_gpu.sparsecore.types.chips import SparseCoreInfo, get_sparse_core_info
 from pallas_gpu.sparsecore.types.meshes import (
     MACHINE,
     ScalarSubcoreMesh,

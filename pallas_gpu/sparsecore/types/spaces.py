@@ -18,19 +18,10 @@ import jax.numpy as jnp
 from pallas_gpu import errors, expect
 from pallas_gpu.arch import tpu
 from pallas_gpu.sparsecore.types.meshes import MACHINE
-from pallas_gpu.sparsecore.types.refs import (
-    SparseCoreRef,
-    TiledStorage,
-    TilingName,
-)
+from pallas_gpu.sparsecore.types.refs import SparseCoreRef, TiledStorage, TilingName
 from pallas_gpu.types import values
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import (
-    ROW_MAJOR,
-    Counters,
-    Declaration,
-    Resource,
-)
+from pallas_gpu.types.spaces.resource import ROW_MAJOR, Counters, Declaration, Resource
 
 WORD_BYTES = 4
 # The element types that a memory holds; bools have no form in memory.

@@ -231,9 +231,23 @@ def test_loops_in_loops_fit_into_smem_together():
     everywhere.run(body, [N, A, B], EXACT, plgpu.SMEM((800, 128), jnp.bfloat16))
 
 
-def test_several_warpgroups_copy_only_if_they_are_asked():
+def test_each_of_several_warpgroups_copies_for_itself():
     threads = {"num_threads": 2, "thread_name": "wg"}
-    slots, (why, *_) = traced(fori, **threads)
-    assert not slots and why == "each of several warpgroups would copy for itself"
-    params = plgpu.CompilerParams(num_stages=2)
-    assert traced(fori, compiler_params=params, **threads) == ([2, 2], [])
+    assert traced(fori, **threads) == ([2, 2], [])
+
+    def body(n, a, b, o):
+        o[lax.axis_index("wg")] = fori(n, a, b)
+
+    out = jax.ShapeDtypeStruct((2, *OUT.shape), OUT.dtype)
+    make = everywhere.kernel(body, out, **threads)
+    everywhere.check(make, [N, A, B], np.stack([EXACT] * 2))
+
+
+def test_buffers_that_leave_an_sm_fewer_blocks_are_not_allocated():
+    def body(n, a, b, o, scratch):
+        scratch[...] = jnp.zeros(scratch.shape)
+        o[...] = fori(n, a, b)
+
+    make = everywhere.kernel(body, OUT, plgpu.SMEM((420, 128), jnp.float32))
+    (found,) = offline.kernels_called(make(None), (N, A, B), arch.target("sm_90a"))
+    assert "fewer blocks" in found.not_ahead[0][1]

@@ -225,6 +225,23 @@ def test_adjacent_floats_in_gmem_are_added_together(start, word):
     assert f"red.relaxed.gpu.global.{word} " in report.mlir
 
 
+@pytest.mark.parametrize("sem", ["relaxed", "acquire", "release"])
+def test_an_or_with_nothing_is_a_load(sem):
+    """Of several rows, of one element, and under a mask."""
+    state = numbers(np.int32, (4, 40))
+    above = (0 * state + np.arange(40) > 7).astype(np.int32)
+
+    def body(ref, above, o, first):
+        o[...] = plgpu.atomic_or(ref, 0, mask=above[...] > 0, sem=sem)
+        first[0] = plgpu.atomic_or(ref.at[1, 2], 0, sem=sem)
+
+    make = in_gmem(body, [(state.shape, state.dtype), ((1,), state.dtype)])
+    check(make, [state, above], (state, state * above, state[1, 2:3]))
+    (report,) = plgpu.offline.lower(make(None), state, above)
+    assert (f"ld.{sem}.gpu.global.b32" in report.mlir) == (sem != "release")
+    assert ("atom." in report.mlir) == (sem == "release")
+
+
 def test_views_are_updated():
     def body(ref):
         plgpu.atomic_add(ref.reshape(-1).at[plgpu.ds(0, 512, 2)], 1.0)

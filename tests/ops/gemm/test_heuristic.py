@@ -42,11 +42,11 @@ def problem(m, n, k, dtype="bfloat16", epilogue=EPILOGUES[0]):
 def smem_bytes(p, c):
     factors = 2 if p.epilogue.gated else 1
     ring = (c.block_m + factors * c.tile_n) * c.tile_k * p.dtype.itemsize * c.stages
-    part = 4 * c.epilogue_m * c.epilogue_n
+    part = 2 * c.epilogue_m * c.epilogue_n
     if c.parts > 1:
-        return ring + part * 4
-    residual = part * p.residual_dtype.itemsize if p.epilogue.residual else 0
-    return ring + part * p.out_dtype.itemsize + residual
+        return ring + 2 * part * 4
+    residual = 2 * part * p.residual_dtype.itemsize if p.epilogue.residual else 0
+    return ring + p.epilogue.buffers * part * p.out_dtype.itemsize + residual
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,6 +56,12 @@ def test_the_buffers_fit_for_any_problem(m, n, k, dtype, epilogue):
     for c in heuristic.candidates(p):
         assert c.stages >= 2
         assert smem_bytes(p, c) <= arch.SM_90A.smem_bytes_per_block
+
+
+def test_a_residual_leaves_the_third_stage():
+    p = problem(1536, 4096, 8192, epilogue=Epilogue(residual=True))
+    c = heuristic.choose(p.but(residual_dtype=p.out_dtype))
+    assert (c.block_m, c.tile_n, c.stages) == (256, 192, 3)
 
 
 @settings(max_examples=25, deadline=None)

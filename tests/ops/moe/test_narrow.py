@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot_general
 from tests.support import emulated, ragged
 from tests.support.ragged import normal
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 SMALL = RaggedDotConfig(
@@ -58,6 +61,66 @@ def test_products_of_narrow_floats(dtype, n, k, of_lhs, of_rhs):
     # The tensor core's sums have 13 bits.
     args = [a, b, jnp.array(SIZES)]
     emulated.check(make, args, expected, atol=5e-2, executed=[Warpgroup])
+
+
+BLOCKS = dataclasses.replace(SMALL, tile_n=128, tile_k=128)
+STATIC = dataclasses.replace(BLOCKS, dynamic=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "k", "of_lhs", "of_rhs"),
+    [
+        (BLOCKS, 200, 272, (M, 3), (len(SIZES), 2, 3)),
+        (STATIC, 256, 128, (M, 1), (len(SIZES),)),
+        (
+            dataclasses.replace(STATIC, consumers=3, cluster="n", blocks=4),
+            *(264, 256, (M,), (len(SIZES), 3, 2)),
+        ),
+        (None, 128, 256, (M, 2), (len(SIZES), 1, 2)),
+    ],
+)
+@pytest.mark.parametrize("gathered", [False, True])
+def test_scales_of_blocks(config, n, k, of_lhs, of_rhs, gathered):
+    tokens = 40 if gathered else M
+    rows = np.random.default_rng(0).integers(0, tokens, M).astype(np.int32)
+    a, b = normal(tokens, k, dtype=E4M3), normal(len(SIZES), n, k, dtype=E4M3)
+    left, right = factors((tokens, *of_lhs[1:])), factors(of_rhs)
+
+    def make(interpret):
+        return lambda a, b, sizes: ragged_dot_general(
+            *(a, b, sizes, TRANSPOSED),
+            rows=jnp.array(rows) if gathered else None,
+            lhs_scale=left,
+            rhs_scale=right,
+            preferred_element_type=jnp.float32,
+            config=config,
+            interpret=interpret,
+        )
+
+    def whole(x, scale, first):
+        """The scale of each element; axes from the first on have blocks."""
+        scale = np.asarray(scale, np.float64)
+        scale = scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
+        for axis in range(first, x.ndim):
+            if scale.shape[axis] > 1:
+                scale = np.repeat(scale, 128, axis)
+        return x * scale[tuple(slice(0, size) for size in x.shape)]
+
+    x = whole(np.asarray(a, np.float64), left, 1)
+    w = whole(np.asarray(b, np.float64), right, 1)
+    x = x[rows] if gathered else x
+    expected = ragged.product(x, np.swapaxes(w, 1, 2), SIZES)
+    # Sums of 128 products have 13 bits, and factors up to 4.
+    args = [a, b, jnp.array(SIZES)]
+    semantics = [Warpgroup] if config is STATIC and not gathered else []
+    emulated.check(make, args, expected, atol=0.2, executed=semantics)
+
+
+@refused
+def test_tiles_that_are_not_blocks_of_scales():
+    a, b = normal(M, 128, dtype=E4M3), normal(len(SIZES), 128, 128, dtype=E4M3)
+    scales = {"lhs_scale": factors((M, 1)), "rhs_scale": factors((len(SIZES), 1, 1))}
+    ragged_dot_general(*(a, b, jnp.array(SIZES), TRANSPOSED), **scales, config=SMALL)
 
 
 def test_gathered_rows_take_their_factors_along():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import ScaledMatmulConfig, scaled_matmul
+from pallas_gpu.ops import BlackwellMatmulConfig, ScaledMatmulConfig, scaled_matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow.scaled import default_config
 from tests.support import emulated, host
@@ -112,6 +112,19 @@ def check(
 )
 def test_types_and_scales(types, kinds):
     check((65, 40, 48), kinds, types, config=SMALL)
+
+
+@pytest.mark.parametrize("collective", [False, True])
+@pytest.mark.parametrize(
+    ("types", "kinds"), [((E4M3, E5M2), "rr"), ((E4M3, E4M3), "tr"), ((I8, I8), "nt")]
+)
+def test_blackwells_kernel(types, kinds, collective):
+    c = BlackwellMatmulConfig(
+        tile_n=64, tile_k=128, stages=2, blocks=4, collective=collective
+    )
+    params = plgpu.CompilerParams(target="sm_100a")
+    options = {"compiler_params": params, "config": c}
+    check((300, 100, 272), kinds, types, biased=True, **options)
 
 
 @pytest.mark.parametrize(

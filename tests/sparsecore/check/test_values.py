@@ -35,6 +35,21 @@ def test_a_value_of_hbm(x, o):
     o[...] = x[...]  # HERE
 
 
+@pytest.mark.parametrize(
+    "accuracy",
+    [lax.AccuracyMode.HIGHEST, lax.Tolerance(rtol=1e-3)],
+    ids=["mode", "tolerance"],
+)
+def test_an_accuracy_of_a_function(accuracy):
+    def body(x, o):
+        @plsc.when(lax.exp(1.0 * lax.axis_index("core"), accuracy=accuracy) > 1)
+        def _():
+            pass
+
+    with pytest.raises(errors.UnsupportedError, match="exp with an accuracy"):
+        trace(body)
+
+
 @refused_by(trace, scratch_types=[plsc.VMEM_SHARED((16,), jnp.float32)])
 def test_a_value_of_shared_memory(x, o, shared):
     shared[...] = jnp.zeros(16)  # HERE

@@ -95,7 +95,8 @@ def _empty_arrays(x, o):
     a, m = _empty(128), _empty(8, space=plsc.SMEM, dtype=jnp.int32)
     plsc.sync_copy(x, a)
     m[3] = 2
-    b = _empty(2, 128)
+    b = plsc.empty_ref_like(plsc.VMEM((2, 128), jnp.float32))
+    b = plsc.empty_ref_like(b)
     b[1] = a[...] + m[3].astype(jnp.float32)
     plsc.sync_copy(b.at[1], o)
 
@@ -211,6 +212,11 @@ def test_a_call_outside_of_a_kernel():
 @refused_by(trace)
 def test_an_empty_ref_without_a_memory(x, o):
     jax.empty_ref(jax.ShapeDtypeStruct((128,), jnp.float32))  # HERE
+
+
+@refused_by(trace)
+def test_an_empty_ref_like_one_of_another_tiling(x, o):
+    plsc.empty_ref_like(plsc.VMEM((128,), jnp.float32, tiling="sparsecore"))  # HERE
 
 
 @refused_by(trace)

@@ -83,6 +83,23 @@ def test_values_of_many_registers_are_computed(name):
     check(_through(function), [X], expected, V, subcores=1, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (lambda x: lax.fori_loop(0, 5, lambda i, y: y + x, x), lambda x: x * 6),
+        (
+            lambda x: lax.select_n(x.astype(jnp.int32) % 3, x, x + 1, x - 1),
+            lambda x: np.choose(x % 3, [x, x + 1, x - 1]),
+        ),
+    ],
+    ids=["a loop that adds one vector", "cases that words number"],
+)
+def test_values_of_16_bits(function, expected):
+    x = np.arange(32, dtype=np.int16) * 1021 & 0x7FF
+    own = plsc.VMEM((32,), jnp.int16)
+    check(_through(function), [x], expected(x), own, subcores=1, tiling="sparsecore")
+
+
 def _logged(body, *scratch, **options):
     build = emitted.lowered(kernel(body, X, *scratch, **options), X)
     return interpreter.run(build.module, X)[1]

@@ -21,10 +21,9 @@ from pallas_gpu.primitives.moves.sorting import sort_network_p
 # Elements of a row that a thread sorts by itself, if lanes could have them instead: the
 # code of their steps is unrolled. Estimate.
 _MOST_UNROLLED = 16
-# Elements of a row that a warp sorts by itself, if others could take part. The modules
-# of a sort of (4, 4096), under either semantics, compile in 19 and 33 s; those of
-# single warps in 35 s and more than 120.
-_MOST_IN_WARP = 2048
+# Elements of a row that a warp sorts by itself, if others could take part: a thread has
+# 32 of them.
+_MOST_IN_WARP = 1024
 
 
 def _elements(shape: tuple[int, ...], axis: int, threads: int) -> int:
@@ -53,7 +52,8 @@ def _sort_network(ctx: RuleContext, *arrays: Any) -> list[Any]:
     room = None
     if shape[axis] > elements * WARP_LANES:
         bits = sum(max(dtypes.bits(x.dtype), 32) for x in placed)
-        room = scratch.for_data(ctx.kernel, layout.num_registers * bits // 8 * THREADS)
+        words = min(layout.num_registers * bits // 32, network.MOST_WORDS)
+        room = scratch.for_data(ctx.kernel, words * 4 * THREADS)
     results = network.sort(placed, axis, n_keys, elements, room)
     return [ctx.result(x, i) for i, x in enumerate(results)]
 

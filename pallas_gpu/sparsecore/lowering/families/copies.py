@@ -12,22 +12,13 @@ from pallas_gpu.sparsecore.primitives import copies
 
 @emits(copies.copy_start_p)
 def _copy_start(
-    ctx: Any, src, dst, indices, semaphore, *, indexed, priority, ignored_value, add
+    ctx: Any, src, dst, indices, semaphore, *, priority, ignored_value, add
 ) -> None:
-    if indexed is None:
-        memory.start_copy(src, dst, semaphore, priority)
-        return
-    memory.start_indirect(
-        src, dst, _indices(indices), semaphore, ignored=ignored_value, add=add
+    memory.start_copy(
+        src, dst, indices, semaphore, priority=priority, ignored=ignored_value, add=add
     )
 
 
 @emits(copies.copy_wait_p)
 def _copy_wait(ctx: Any, src: Any, dst: Any, semaphore: Any, *, indexed: Any) -> None:
-    wait = memory.wait_copy if indexed is None else memory.wait_indirect
-    wait(src, dst, semaphore)
-
-
-def _indices(given: Any) -> Any:
-    """Returns the indices: a reference to them, or a register."""
-    return memory.view(given) if isinstance(given, memory.Part) else given.value
+    memory.wait_copy(src, dst, semaphore, of_rows=indexed is not None)

@@ -25,6 +25,7 @@ from pallas_gpu.sparsecore.emitters.values import (
     same_value,
 )
 from pallas_gpu.sparsecore.lowering.state import emits
+from pallas_gpu.sparsecore.primitives import packing
 
 # Of an equation's parameters those that emitters take.
 _PARAMS = ("y", "rounding_method")
@@ -65,7 +66,7 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     if is_scalar:
         _require_scalar(name, ctx, args[-1].dtype)
     wide_only = _OF_FLOAT32 if kind == "f" else _OF_WORDS
-    words = name in wide_only or is_scalar or _becomes_shift(name, kind, args)
+    words = name in wide_only or is_scalar or _becomes_shift(name, kind, args, ctx)
     words |= kind == "u" and name in _ORDERS
     if not is_narrow or not words:
         return _emitted(name, ctx, args, dtype)
@@ -85,12 +86,20 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     return conversions.astype(made, dtype, lanes)
 
 
-def _becomes_shift(name: str, kind: str, args: Any) -> bool:
-    """Whether LLVM makes a shift of it, which narrow elements do not have."""
+def _becomes_shift(name: str, kind: str, args: Any, ctx: Any) -> bool:
+    """Whether LLVM may make a shift of it, which narrow elements do not have.
+
+    It does of a loop that adds one vector again and again to one of 16 bits.
+    """
     if kind == "f" or name not in ("add", "add_any", "mul"):
         return False
     is_twice = name != "mul" and all(map(same_value, args[0].parts, args[-1].parts))
-    return is_twice or any(x.is_scalar and known(x.value) is not None for x in args)
+    if is_twice or any(x.is_scalar and known(x.value) is not None for x in args):
+        return True
+    dtype = ctx.out_aval.dtype
+    carried = [op.results[i] for op, *_ in ctx.kernel.path for _, i in op.carries]
+    is_sum = name != "mul" and dtype.itemsize == 2
+    return is_sum and any(x.shape and x.dtype == dtype for x in carried)
 
 
 def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
@@ -182,6 +191,9 @@ for _name in elementwise.ROWS:
 @emits("select_n")
 def _select(ctx: Any, which: Array, *cases: Array) -> Array:
     shape, dtype = tuple(ctx.out_aval.shape), np.dtype(ctx.out_aval.dtype)
+    if not which.is_scalar and BOOL not in (which.dtype, dtype):
+        number = np.dtype(f"i{dtype.itemsize}")  # it has as many registers
+        which = conversions.astype(which, number, ctx.kernel.target.lanes)
     which, *same = alike(ctx, [which, *cases], shape)
     parts = [
         _chosen(row[0], row[1:], which.dtype)
@@ -209,8 +221,10 @@ def _convert(ctx: Any, x: Array) -> Array:
 
 @emits("bitcast_convert_type")
 def _bitcast(ctx: Any, x: Array) -> Array:
-    dtype = np.dtype(ctx.eqn.params["new_dtype"])
-    return conversions.bitcast(x, dtype, ctx.out_aval.shape)
+    return conversions.bitcast(x, np.dtype(ctx.out_aval.dtype), ctx.out_aval.shape)
+
+
+emits(packing.bitcast_p)(lambda ctx, x: [_bitcast(ctx, x)])
 
 
 @emits("reduce_precision")

@@ -11,11 +11,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.sparsecore.emitters import conversions, elementwise, lanes
-from pallas_gpu.sparsecore.emitters.values import (
-    I32,
-    Array,
-    constant,
-)
+from pallas_gpu.sparsecore.emitters.values import I32, Array, constant
 from pallas_gpu.sparsecore.lowering.state import emits
 
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}

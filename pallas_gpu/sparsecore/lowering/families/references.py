@@ -87,9 +87,7 @@ def _load_gather(ctx: Any, ref: memory.Part, indices: Any, mask: Any) -> Array:
     parts = [
         memory.load_indexed(handle, row, mask=m)
         for *row, m in zip(
-            *(i.parts for i in indices),
-            masks(ctx, mask, count, elements),
-            strict=True,
+            *(i.parts for i in indices), masks(ctx, mask, count, elements), strict=True
         )
     ]
     return Array(indices[0].shape, handle.dtype, tuple(parts))

@@ -90,21 +90,6 @@ def _unpack(ctx: Any, x: Array) -> list[Array]:
     params, out = ctx.op.params, ctx.op.results[0].aval
     dtype, shape = np.dtype(params["dtype"]), tuple(out.shape)
     unsigned = x.dtype.kind == "u"
-    return [
-        Array(
-            shape,
-            dtype,
-            (
-                conversions.unpacked(
-                    x.value, i, dtype, shape[0], params["format"], unsigned
-                ),
-            ),
-        )
-        for i in (0, 1)
-    ]
-
-
-@emits(packing.bitcast_p)
-def _bitcast(ctx: Any, x: Array) -> list[Array]:
-    dtype = np.dtype(ctx.op.params["dtype"])
-    return [conversions.bitcast(x, dtype, ctx.out_aval.shape)]
+    given = dtype, shape[0], params["format"], unsigned
+    halves = [conversions.unpacked(x.value, i, *given) for i in (0, 1)]
+    return [Array(shape, dtype, (half,)) for half in halves]
