@@ -223,12 +223,24 @@ def test_arguments_of_a_function_may_be_one_reference():
     everywhere.run(body, [A, B], (twos, A.astype(np.float32) @ seen))
 
 
-def test_loops_in_loops_fit_into_smem_together():
+def nested_in_one_with_stages(n, a, b):
+    @plgpu.loop(0, 2, init_carry=zeros(), num_stages=2)
+    def acc(i, acc):
+        inner = lambda j, acc: acc + part(a, b, (i * 5 + j) * 32)  # noqa: E731
+        # Loads of its own, of which nothing is left.
+        own = part(a, b, i * 32)
+        return lax.fori_loop(0, 5, inner, acc + own) - own
+
+    return acc
+
+
+@pytest.mark.parametrize("loop", [nested, nested_in_one_with_stages])
+def test_loops_in_loops_fit_into_smem_together(loop):
     def body(n, a, b, o, held):
         held[:8, :] = jnp.zeros((8, 128), held.dtype)
-        o[...] = nested(n, a, b) + held[:8, :].sum()
+        o[...] = loop(n, a, b) + held[:8, :].sum()
 
-    everywhere.run(body, [N, A, B], EXACT, plgpu.SMEM((800, 128), jnp.bfloat16))
+    everywhere.run(body, [N, A, B], EXACT, plgpu.SMEM((760, 128), jnp.bfloat16))
 
 
 def test_each_of_several_warpgroups_copies_for_itself():
