@@ -243,7 +243,9 @@ class RuleContext:
                 index, pointer = handle.buffer_index, None
                 # A mesh of one device has no memory of others.
                 owner = ref.owner if self.builder.spec.devices > 1 else None
-                if owner is None:
+                if handle.listed:
+                    pointer = peers.listed(self.builder.buffers[index], owner)
+                elif owner is None:
                     pointer = self.builder.buffers[index]
                 else:
                     pointer = peers.address(index, owner)

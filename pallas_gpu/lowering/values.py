@@ -32,12 +32,14 @@ class GmemHandle:
       buffer_index: position among the kernel's buffers.
       shape: shape of the whole buffer, batch axes first.
       lead: index for each batch axis.
+      listed: the buffer has the addresses of the array on all devices.
     """
 
     buffer_index: int
     shape: tuple[int, ...]
     dtype: np.dtype
     lead: tuple[ir.Value, ...]
+    listed: bool = False
 
     @property
     def window(self) -> Window:

@@ -24,10 +24,13 @@ def handle(kernel: KernelState, key: Hashable) -> vals.GmemHandle:
     params = kernel.params
     work = array(params, key)
     position = params.workspace.index(work)
-    buffer = len(params.jaxpr.invars) + len(params.work_operands) + position
+    if listed := bool(work.listed(params.devices)):
+        buffer = params.num_inputs + position
+    else:
+        buffer = len(params.jaxpr.invars) + len(params.work_operands) + position
     shape = (*params.lead(work), *work.array.shape)
     lead = tuple(kernel.axes[axis] for axis in _axes(kernel, work.array.sharing))
-    return vals.GmemHandle(buffer, shape, np.dtype(work.array.dtype), lead)
+    return vals.GmemHandle(buffer, shape, np.dtype(work.array.dtype), lead, listed)
 
 
 def array(params: CallParams, key: Hashable) -> Any:

@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors
+import jax
+
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.traits import multicasts
 from pallas_gpu.program.build import region_of
+from pallas_gpu.runtime import cupti
 
 
 def attributes(params: CallParams) -> dict[str, Any]:
     """Returns the attributes of the custom call that a kernel of one device lacks."""
     if params.devices is None or params.devices.size == 1:
         return {}
+    # Arrays that are kept nowhere are new in each launch, of which the barrier tells.
+    new = any(w.array.kept and not w.listed(params.devices) for w in params.workspace)
+    skip = params.compiler_params.skip_device_barrier and not new
     found = {
-        "skip_device_barrier": params.compiler_params.skip_device_barrier,
+        "skip_device_barrier": skip,
         "uses_xla_collective_metadata": True,
         # `entry/memory/placement.py` refuses other meshes, and other orders.
         "xla_replica_ids": _listed(range(params.devices.size)),
@@ -51,6 +58,22 @@ def _symmetric(params: CallParams) -> list[bool]:
     # Scratch of the kernel is behind operands and results.
     scratch = not found <= set(inputs)
     return [*own[:n_in], *[scratch] * n_work, *own[n_in:], *[scratch] * added]
+
+
+def present(ctx: Any, devices: types.Devices | None) -> types.Devices | None:
+    """Returns devices with their ids if a program is lowered for GPUs that are here.
+
+    Args:
+      ctx: that of JAX's lowering rule.
+      devices: the mesh around a kernel.
+    """
+    mesh = _jax.mesh_of_lowering(ctx)
+    if devices is None or mesh is None or _jax.is_export(ctx):
+        return devices
+    here = set(jax.local_devices()) if cupti.first_gpu() is not None else set()
+    if not set(mesh.devices.flat) <= here:
+        return devices
+    return dataclasses.replace(devices, present=tuple(d.id for d in mesh.devices.flat))
 
 
 def require_one_process(ctx: Any, params: CallParams) -> None:

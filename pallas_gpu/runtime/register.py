@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
@@ -97,6 +98,26 @@ def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
     return _COMPILED.lowered(params, target)
 
 
+# Arrays that kernels keep: by the kernel, the number of the array, and the devices.
+_KEPT: dict[Any, list[jax.Array]] = {}
+
+
+def _addresses(
+    serialized: SerializedModule, i: int, aval: Any, value: Any, ids: tuple[int, ...]
+) -> np.ndarray:
+    """Returns where the ith array of a kernel, which is kept, is on each device."""
+    key = serialized.hash, i, ids
+    if key not in _KEPT:
+        gpus = {device.id: device for device in jax.local_devices(backend="cuda")}
+        contents = np.full(aval.shape, value, aval.dtype)
+        with jax.ensure_compile_time_eval():
+            made = [jax.device_put(contents, gpus[each]) for each in ids]
+            _KEPT[key] = jax.block_until_ready(made)
+    found = [array.unsafe_buffer_pointer() for array in _KEPT[key]]
+    # XLA would compute equal distances, as it does those of `jnp.arange`.
+    return np.array([*found, 0], np.int64)
+
+
 def _launch(*args: Any, **params: Any) -> list[Any]:
     kernel = call.CallParams(**params)
     target = compiler.target_of(kernel, attached_target)
@@ -113,18 +134,31 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         operand_avals=[*args, *work_operands],
         result_avals=results,
     )
-    with jax.enable_x64(True):  # else JAX would make 32 bits of 64
-        filled = [jnp.full(a.shape, x, a.dtype) for a, x in kernel.work_operands]
     n_in, n_out = len(args), len(kernel.out_avals)
-    in_place = dict(kernel.aliases) | {n_in + i: n_out + i for i in range(len(filled))}
-    return custom_call.call(
+    filled, in_place = [], dict(kernel.aliases)
+    with jax.enable_x64(True):  # else JAX would make 32 bits of 64
+        for i, (aval, value) in enumerate(kernel.work_operands):
+            if ids := kernel.workspace[i].listed(kernel.devices):
+                added = jnp.asarray(_addresses(serialized, i, aval, value, ids))
+                results[n_out + i] = jax.ShapeDtypeStruct((), aval.dtype)
+            else:
+                added = jnp.full(aval.shape, value, aval.dtype)
+                in_place[n_in + i] = n_out + i
+            filled.append(added)
+    attributes = devices.attributes(kernel)
+    if attributes and args:
+        args = jax.lax.optimization_barrier(args)
+    made = custom_call.call(
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         serialized,
-        attributes=devices.attributes(kernel),
+        attributes=attributes,
         has_side_effect=kernel.is_observable,
         input_output_aliases=in_place,
     )[:n_out]
+    # In a loop XLA makes slices of larger arrays of operands and results, at an address
+    # that changes; it tells the other devices the first one alone.
+    return list(jax.lax.optimization_barrier(made)) if attributes else made
 
 
 _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)
@@ -140,6 +174,7 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
         older = options.replace(ir_version=serialize.FORWARD_COMPATIBLE)
         params = {**params, "compiler_params": older}
     devices.require_one_process(ctx, call.CallParams(**params))
+    params = {**params, "devices": devices.present(ctx, params["devices"])}
     return _custom_call_rule(ctx, *args, **params)
 
 

@@ -44,6 +44,8 @@ RUN = "tests/emulator/test_run.py"
 MBARRIER = "tests/lowering/families/mbarrier"
 UNIONS = "tests/entry/memory/test_unions.py"
 WORKSPACE = "tests/entry/memory/test_workspace.py"
+PEERS = "tests/lowering/families/devices/test_peers.py"
+KEPT = "test_arrays_that_are_kept"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout
@@ -239,6 +241,7 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
         ),
     ),
     **dict.fromkeys(("GMEM.init", "ANY.init"), f"{WORKSPACE}::{INITIAL}"),
+    **dict.fromkeys(("GMEM.kept", "ANY.kept"), f"{PEERS}::{KEPT}"),
     "empty.out_sharding": lambda: see.values(
         lambda **o: plgpu.empty((8,), F32, **o).sharding,
         {},

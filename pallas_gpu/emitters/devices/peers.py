@@ -80,3 +80,16 @@ def address(buffer: int, owner: Owner) -> ir.Value:
     pointer = _as_pointer(word)
     kernel.owned[pointer] = buffer, owner
     return pointer
+
+
+def listed(addresses: ir.Value, owner: Owner | None) -> ir.Value:
+    """The address of an array of a device, by default the executing one, from a list.
+
+    PTX: `ld.global`.
+
+    Args:
+      addresses: `!llvm.ptr` of the addresses of the array on all devices.
+    """
+    if isinstance(owner, int):
+        return _as_pointer(load_word(addresses, owner))
+    return _as_pointer(load_word(addresses, 0, rank() if owner is None else owner))

@@ -302,13 +302,14 @@ class Earlier:
 
     Attributes:
       actor, time: it happens before those whose clocks contain them.
-      what: for messages.
-      wait: what waits for it, for messages.
+      what, wait: it, and what waits for it, for messages.
+      hint: how to wait for it.
     """
 
     actor: int
     what: str
     wait: str
+    hint: str
     time: int = 1
 
 

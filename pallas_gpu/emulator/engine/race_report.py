@@ -108,8 +108,7 @@ def too_early(
         expected=f"{earlier.wait} before this access, by the same thread or by one "
         "that it is ordered after",
         got=f"{who} on elements {box_text(box)}; {earlier.what} may still run",
-        hint=f"call {earlier.wait} first; in one warpgroup alone, let the others wait "
-        "for a barrier on which it arrives afterwards",
+        hint=earlier.hint,
     ).about(rule="early-launch", buffer=name, elements=box)
 
 

@@ -2,8 +2,10 @@
 """Arrays in GMEM that a launch adds to its arguments and results: scratch, counters.
 
 Each is a result of the launch that its caller drops. One with initial contents is an
-operand too, of the same buffer. They follow from the body alone, so that no parameter
-of the kernel primitive mentions them, and no transformation needs to know them.
+operand too, of the same buffer. One that is kept may have memory of its own on devices
+of this process: the operand then has its addresses. They follow from the body alone, so
+that no parameter of the kernel primitive mentions them, and no transformation needs to
+know them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ class WorkArray:
     key: Hashable
     array: types.GmemArray
     name: str = ""
+
+    def listed(self, devices: types.Devices | None) -> tuple[int, ...]:
+        """Returns the ids of the devices whose addresses of it the launch passes."""
+        return devices.present if self.array.kept and devices is not None else ()
 
 
 def work_arrays(jaxpr: _jax.Jaxpr) -> tuple[WorkArray, ...]:

@@ -164,7 +164,9 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
         if out is not None:
             strand.env[out] = result
 
-    reads = returns and order in ("acquire", "acq_rel") and space == "global"
+    # Relaxed ones may poll for what another device stores.
+    waits = order in ("acquire", "acq_rel") or scope == "sys"
+    reads = returns and waits and space == "global"
     return _polled(program, guarded) if reads else guarded
 
 

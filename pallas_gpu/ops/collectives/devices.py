@@ -89,21 +89,34 @@ class Group:
         """Returns a reference to the memory of the device at a position."""
         return plgpu.remote_ref(ref, self.device(position))
 
-    def meet(self, done: Any, me: Any, cta: Any, ctas: int) -> None:
+    def begin(self, ready: Any, me: Any, cta: Any) -> None:
+        """Returns when this CTA of all other devices has come here.
+
+        Then their operands are there, and nobody uses their results any more.
+
+        Args:
+          ready: a semaphore for each CTA, which is kept: a device that comes first
+            signals the others before they have started the kernel. `meet` resets it.
+        """
+        plgpu.semaphore_signal_parallel(*self._signals(ready.at[cta], me))
+        plgpu.semaphore_wait(ready.at[cta], self.size - 1, decrement=False)
+
+    def meet(self, ready: Any, done: Any, me: Any, cta: Any, ctas: int) -> None:
         """Ends a kernel: returns when all CTAs of all other devices have come here.
 
         Each CTA says so to the other devices; the first one waits for theirs, and the
         kernel ends after it. Then what the others store here has been stored, and what
-        they read here has been read. The semaphore is zero again.
+        they read here has been read. The semaphores are zero again.
         """
-        plgpu.semaphore_signal_parallel(
-            *[
-                plgpu.SemaphoreSignal(done, device_id=self.device(self.after(me, i)))
-                for i in range(1, self.size)
-            ]
-        )
+        reset = plgpu.SemaphoreSignal(ready.at[cta], inc=1 - self.size)
+        plgpu.semaphore_signal_parallel(*self._signals(done, me), reset)
         first = lax.eq(cta, np.int32(0))
         plgpu.when(first)(lambda: plgpu.semaphore_wait(done, ctas * (self.size - 1)))
+
+    def _signals(self, semaphore: Any, me: Any) -> list[plgpu.SemaphoreSignal]:
+        """Returns a signal to each of the other devices."""
+        others = (self.device(self.after(me, i)) for i in range(1, self.size))
+        return [plgpu.SemaphoreSignal(semaphore, device_id=there) for there in others]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +173,10 @@ def launch(
     out_type: Any,
     units: int,
     ctas: int,
-    **of_kernels: Any,
+    compiler_params: plgpu.CompilerParams | None,
+    interpret: Any,
 ) -> Any:
-    """Returns a kernel at whose end the devices meet.
+    """Returns a kernel at whose start and end the devices meet.
 
     Args:
       group: the devices.
@@ -171,19 +185,22 @@ def launch(
       out_type: types of the results.
       units: number of units of a device.
       ctas: number of CTAs that share them, at most.
-      of_kernels: compiler parameters and interpretation.
+      compiler_params, interpret: of the kernel.
     """
     ctas = max(1, min(ctas, units))
+    kept = plgpu.SemaphoreType.BARRIER
+    params = compiler_params or plgpu.CompilerParams()
 
     def kernel(*refs: Any) -> None:
-        done = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
-        me = group.me()
+        ready, done = (plgpu.get_global(kept(s)) for s in ((ctas,), ()))
+        me, cta = group.me(), lax.axis_index("cta")
+        group.begin(ready, me, cta)
 
         @plgpu.nd_loop((units,), collective_axes="cta")
         def _(info: Any) -> None:
             body(me, info.index[0], *refs)
 
-        group.meet(done, me, lax.axis_index("cta"), ctas)
+        group.meet(ready, done, me, cta, ctas)
 
     return plgpu.kernel(
         kernel,
@@ -191,7 +208,9 @@ def launch(
         grid=(ctas,),
         grid_names=("cta",),
         kernel_name=name,
-        **of_kernels,
+        # Its own barrier is faster than XLA's, which is a kernel.
+        compiler_params=params.replace(skip_device_barrier=True),
+        interpret=interpret,
     )
 
 

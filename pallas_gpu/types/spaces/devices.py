@@ -93,10 +93,13 @@ class Devices:
     Attributes:
       names: of its axes.
       sizes: of its axes.
+      present: the ids of the devices where a program is lowered for those of this
+        process, which then keep arrays for it.
     """
 
     names: tuple[Any, ...]
     sizes: tuple[int, ...]
+    present: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

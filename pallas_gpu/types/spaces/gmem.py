@@ -28,13 +28,15 @@ class GmemStorage(Storage):
     """A scratch array in GMEM with initial contents.
 
     Attributes:
-      initial: what all elements are when the launch starts.
+      initial: what all elements are at first.
+      kept: whether it outlives a launch.
     """
 
     initial: bool | int | float
+    kept: bool = False
 
     def __str__(self) -> str:
-        return f"init={self.initial}"
+        return f"init={self.initial}" + ", kept=True" * self.kept
 
 
 class Gmem(MemorySpace):
@@ -53,10 +55,13 @@ class Gmem(MemorySpace):
       shape: positive static sizes.
       dtype: element type.
       init: a number that all elements are when the launch starts; None: undefined.
+      kept: elements may also be what the last launch of the kernel has left. Other
+        devices may access the array before this one has started the kernel.
 
     Raises:
       ShapeError, DTypeError: no array can have this shape or type.
-      ArgumentError, ArgumentTypeError: `init` is no number of this type.
+      ArgumentError, ArgumentTypeError: `init` is no number of this type, or is missing
+        where an array is kept.
       MemorySpaceError: an argument that belongs to another space.
 
       >>> totals = plgpu.GMEM((128,), jnp.float32, init=0)
@@ -68,15 +73,20 @@ class Gmem(MemorySpace):
     undrawn = "GMEM is row-major; an accumulator has Layout.WGMMA"
     declared_by = "pass an argument or a result, or declare plgpu.GMEM(shape, dtype)"
 
-    @declares(init=expect.anything)
+    @declares(init=expect.anything, kept=expect.boolean)
     def __call__(
-        self, shape: Sequence[int], dtype: Any, *, init: float | None = None
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        init: float | None = None,
+        kept: bool = False,
     ) -> ScratchType:
         sizes = static_shape(self, shape)
-        if init is None:
+        if init is None and not kept:
             return ScratchType(self, sizes, dtype)
         element_type(dtype, "GMEM: dtype")
-        storage = GmemStorage(initial=_number(init, jnp.dtype(dtype)))
+        storage = GmemStorage(initial=_number(init, jnp.dtype(dtype)), kept=kept)
         return ScratchType(self, sizes, dtype, storage)
 
     def size(self, aval: Any) -> int:
@@ -89,9 +99,10 @@ class Gmem(MemorySpace):
         element_type(dtype, "GMEM: dtype")
 
     def gmem_array(self, aval: Any) -> GmemArray:
-        initial = getattr(aval.storage, "initial", None)
         shape, dtype = tuple(aval.shape), jnp.dtype(aval.dtype)
-        return GmemArray(shape, dtype, initial, Sharing.INSTANCE)
+        initial = getattr(aval.storage, "initial", None)
+        kept = getattr(aval.storage, "kept", False)
+        return GmemArray(shape, dtype, initial, Sharing.INSTANCE, kept)
 
 
 def _number(value: Any, dtype: np.dtype) -> bool | int | float:

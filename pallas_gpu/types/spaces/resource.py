@@ -77,12 +77,14 @@ class GmemArray:
       shape, dtype: of each one.
       initial: what all elements are when the launch starts; None: undefined.
       sharing: how many of them there are.
+      kept: it may also hold what the last launch of the kernel has left.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     initial: Any
     sharing: Sharing
+    kept: bool = False
 
 
 class Resource:

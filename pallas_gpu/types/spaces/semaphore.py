@@ -34,7 +34,8 @@ class Semaphores(Counters):
         return target.memory_bytes // SEMAPHORE_BYTES
 
     def gmem_array(self, aval: Any) -> GmemArray:
-        return GmemArray(tuple(aval.shape), jnp.dtype(jnp.int32), 0, Sharing.CTA)
+        kept = aval.declaration.kind is SemaphoreType.BARRIER
+        return GmemArray(tuple(aval.shape), jnp.dtype(jnp.int32), 0, Sharing.CTA, kept)
 
 
 SEMAPHORES = Semaphores()
@@ -91,8 +92,10 @@ class SemaphoreType(_OfALaunch, enum.Enum):
 
     PTX: red, atom and ld with release and acquire semantics. Since: sm_90.
 
-    * `REGULAR`: a semaphore.
-    * `BARRIER`: one for barriers between devices; on one device, as `REGULAR`.
+    * `REGULAR`: a semaphore, of a launch.
+    * `BARRIER`: one that outlives a launch. Other devices may signal it before the
+      kernel has started on this one: with it devices meet in a kernel with
+      `CompilerParams(skip_device_barrier=True)`.
 
       >>> ready = plgpu.get_global(plgpu.SemaphoreType.REGULAR((4,)))
     """

@@ -172,6 +172,7 @@ def test_elements_that_nobody_stores_are_no_mistake():
 
 DECLARATIONS = {
     "more than int8 holds": lambda: plgpu.GMEM((8,), jnp.int8, init=200),  # HERE
+    "kept": lambda: plgpu.GMEM((8,), jnp.int8, kept=True),  # HERE
     "less than uint32 holds": lambda: plgpu.GMEM((8,), jnp.uint32, init=-1),  # HERE
     "no integer": lambda: plgpu.GMEM((8,), jnp.int32, init=0.5),  # HERE
     "an array": lambda: plgpu.GMEM((8,), F32, init=np.zeros(8)),  # HERE

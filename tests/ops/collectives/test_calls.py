@@ -79,8 +79,30 @@ def test_20_schedules(name, devices):
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_20_schedules_of_elements_with_flags(name):
+    x = numbers(2048, 4, dtype="bfloat16")
+    interpret = plgpu.InterpretParams(schedules=20)
+    check(name, x, "d", mesh(d=4), interpret=interpret)
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_ctas_with_several_tiles(name):
     check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2)
+
+
+EMITTED = [
+    ("all_gather", "float32"),
+    ("all_reduce, two shots", "float32"),
+    ("all_to_all", "bfloat16"),
+    ("all_reduce, one shot", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EMITTED)
+def test_emitted_code(name, dtype):
+    interpret = plgpu.InterpretParams(emitted=True)
+    x = numbers(8, 2048, dtype=dtype)
+    check(name, x, "d", mesh(d=2), interpret=interpret)
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])

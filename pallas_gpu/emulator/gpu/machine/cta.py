@@ -66,6 +66,8 @@ class Cluster(Group):
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
         self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]
+        for thread in self.threads:
+            ordering.join(thread.clock, device.known_at_start)
 
     @property
     def name(self) -> str:

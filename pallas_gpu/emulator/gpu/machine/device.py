@@ -60,6 +60,7 @@ class Machine:
         for device in self.devices:
             device.at_end.clear()
             device.arrays.clear()
+            device.kept.clear()
             for state in device.states:
                 state.clear()
 
@@ -79,9 +80,11 @@ class Device:
       states: those of arrays, to be dropped then.
       earlier: the kernels before the launch, if that may start before they have ended.
       arrays: those in its global memory.
+      kept: those of them that outlive the launch.
       everywhere: those of each device, if these reach each other's memory.
       axes: its position on the axes of their mesh.
       known: what all of its threads that have ended know.
+      known_at_start: what they know when they start.
     """
 
     def __init__(
@@ -103,9 +106,11 @@ class Device:
         self.earlier: Earlier | None = None
         self.like_upstream = params.like_upstream
         self.arrays: list[GlobalArray] = []
+        self.kept: set[GlobalArray] = set()
         self.everywhere: Sequence[Sequence[GlobalArray]] | None = None
         self.axes: dict[Any, int] = {}
         self.known: ordering.Clock = {}
+        self.known_at_start: ordering.Clock = {}
         self._partial_results = params.partial_results or params.like_upstream
 
     def start_early(self) -> None:
@@ -114,7 +119,20 @@ class Device:
             self.execution.actors.other(),
             "the kernel before this one",
             "griddepcontrol_wait()",
+            "call griddepcontrol_wait() first; in one warpgroup alone, let the others "
+            "wait for a barrier on which it arrives afterwards",
         )
+
+    def start_alone(self) -> None:
+        """Lets the next launch start before other devices start theirs."""
+        self.earlier = Earlier(
+            self.execution.actors.other(),
+            f"the work before this kernel{self.suffix}",
+            "a signal of that device",
+            "leave out skip_device_barrier=True, or let devices signal each other "
+            "first, by semaphores of SemaphoreType.BARRIER",
+        )
+        self.known_at_start = {self.earlier.actor: self.earlier.time}
 
     def place(
         self, name: str, elements: np.ndarray, read_only: bool = True
@@ -142,7 +160,8 @@ class Device:
         """Reports accesses of other devices that may take place after the kernel."""
         if self.everywhere is None:
             return
-        parts = (part for array in self.arrays for part in array.parts())
+        arrays = (array for array in self.arrays if array not in self.kept)
+        parts = (part for array in arrays for part in array.parts())
         for part in parts:
             for access in part.history.live():
                 if access.position.get("device") == self.number:

@@ -165,6 +165,8 @@ class Launch:
         )
         if uses(params.jaxpr, griddepcontrol.wait_p):
             device.start_early()
+        elif device.everywhere and params.compiler_params.skip_device_barrier:
+            device.start_alone()
         names = _names(params)
         stored = check.written(params.jaxpr) if device.like_upstream else ()
         self._inputs = [
@@ -197,7 +199,11 @@ class Launch:
         if array.initial is None:
             return self._device.allocate(name, shape, dtype)
         filled = np.full(shape, array.initial, dtype)
-        return self._device.place(name, filled, read_only=False)
+        placed = self._device.place(name, filled, read_only=False)
+        if array.kept:
+            placed.earlier = None
+            self._device.kept.add(placed)
+        return placed
 
     def pool(self) -> Pool:
         """Returns the clusters, to be started as SMs become free."""

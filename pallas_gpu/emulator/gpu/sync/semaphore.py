@@ -21,6 +21,7 @@ from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.operations.semaphores import Semaphore
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
+from pallas_gpu.emulator.engine.race_report import too_early
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
 from pallas_gpu.emulator.gpu.gmem import GlobalArray, MulticastArray, of_each
@@ -118,6 +119,12 @@ class SemaphoreArray(Referent):
             return MulticastArray(self.name, [self._find(x) for x in theirs.each])
         return self._find(theirs)
 
+    def require_started(self, wg: Warpgroup, region: Region) -> None:
+        """Reports an access before its device may have started the kernel."""
+        earlier = self._array.earlier
+        if earlier is not None and wg.clock.get(earlier.actor, 0) < earlier.time:
+            report(too_early(earlier, self.name, region.box(), wg.label, True))
+
     def one(self, region: Region) -> Semaphore:
         """Returns the semaphore of a region of one element.
 
@@ -212,6 +219,7 @@ def _one(wg: Warpgroup, region: Region) -> Semaphore:
         # They are the caller's, and outlive the launch.
         name = memory.name.removesuffix(memory.suffix)
         memory = _found(wg.cta.device, memory, name, "", True, _HINT, False)
+    memory.require_started(wg, region)
     return memory.one(region)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support.devices import programs
 from tests.support.devices.programs import REGULAR, neighbour
 from tests.support.mutations.mutant import Launch
 from tests.support.refusal import refused_by
@@ -100,6 +101,37 @@ def test_a_result_that_nobody_stores_on_one_device(x, o, sem):
 
     plgpu.semaphore_signal(sem, device_id=neighbour())
     plgpu.semaphore_wait(sem)
+
+
+# --- without XLA's barrier ------------------------------------------------------------
+
+ALONE = {"compiler_params": plgpu.CompilerParams(skip_device_barrier=True)}
+BARRIER = plgpu.SemaphoreType.BARRIER
+
+
+@refused_by(on, REGULAR, **ALONE)
+def test_a_device_that_may_not_have_started(x, o, sem):
+    o[...] = plgpu.remote_ref(x, neighbour())[...]  # HERE
+    plgpu.semaphore_signal(sem)
+    plgpu.semaphore_wait(sem)
+
+
+@refused_by(on, REGULAR, **ALONE)
+def test_a_semaphore_of_a_launch_that_may_not_have_started(x, o, sem):
+    plgpu.semaphore_signal(sem, device_id=neighbour())  # HERE
+    plgpu.semaphore_wait(sem)
+    o[...] = x[...]
+
+
+def test_devices_that_meet_by_semaphores_of_the_program():
+    def body(x, o, ready, done):
+        next_one = neighbour()
+        programs.meet(ready)
+        plgpu.remote_ref(o, next_one)[...] = x[...]
+        plgpu.semaphore_signal(done, device_id=next_one)
+        plgpu.semaphore_wait(done)
+
+    on(body, BARRIER, BARRIER, **ALONE)
 
 
 def test_signals_at_gpu_scope_reach_another_device_through_a_thread():

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("module", ["programs", "card"])
+@pytest.mark.parametrize("module", ["programs", "card", "stress"])
 def test_kernels_reach_other_cards(module):
     if len(jax.devices("cuda")) < 2:
         pytest.skip("needs two GPUs")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from types import SimpleNamespace
 
@@ -16,6 +18,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import offline
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory import placement
+from pallas_gpu.runtime import devices as runtime_devices
+from pallas_gpu.runtime import register
 from pallas_gpu.runtime.devices import check_processes
 from tests.support.devices import programs
 from tests.support.refusal import refused
@@ -202,6 +206,44 @@ def test_what_xla_is_told(case):
 
 def test_one_device_has_no_others():
     assert "metadata = false" in call_of(over(abstract((1,)), put), X)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_xla_makes_no_slices_of_operands_and_results(devices):
+    """In a loop other devices would not know the address of a slice."""
+    function = over(abstract((devices,)), put)
+    lowered = jax.jit(function).trace(X).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("optimization_barrier") == (2 if devices > 1 else 0)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_arrays_that_are_kept(here, monkeypatch):
+    """On devices that are here their addresses are passed; others get new ones."""
+    known = [1 << 34, 1 << 35, 0]
+    monkeypatch.setattr(register, "_addresses", lambda *_: np.array(known, np.int64))
+    if here:
+        replaced = functools.partial(dataclasses.replace, present=(0, 1))
+        monkeypatch.setattr(runtime_devices, "present", lambda _, mesh: replaced(mesh))
+
+    def body(x, o, semaphore, array, other):
+        o[...] = x[...]
+        programs.meet(semaphore)
+        for counter in (array, other):
+            plgpu.atomic_add(counter.at[0], 1)
+
+    types = [plgpu.GMEM((1,), jnp.int32, init=0, kept=kept) for kept in (True, False)]
+    function = over(
+        abstract((2,)),
+        body,
+        scratch_types=[plgpu.SemaphoreType.BARRIER, *types],
+        compiler_params=plgpu.CompilerParams(skip_device_barrier=True),
+    )
+    lowered = jax.jit(function).trace(X).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count(f"dense<{known}> : tensor<3xi64>") == 2 * here
+    called = call_of(function, X)
+    aliases = re.findall(r"operand_index = (\d)", called)
+    assert aliases == (["3"] if here else ["1", "2", "3"])
+    assert f"skip_device_barrier = {str(here).lower()}" in called
 
 
 ORDERS = {"another order": (1, 0), "some of the devices": (2, 3)}
