@@ -104,6 +104,8 @@ def results(
     avals = [*map(jax.typeof, flat), index]
     closed, out_tree = _jax.trace(body, avals)
     closed, _ = _jax.trace(lambda *xs: _Inlined().run(closed, xs), avals)
+    # Loops in it have buffers by now.
+    inner = choice.smem_bytes(closed.jaxpr) - choice.smem_bytes(found.jaxpr)
     first = eqn.params.get("cond_nconsts", 0)
     changed = itertools.chain(written[first : first + found.given], itertools.repeat(0))
     is_written = [
@@ -114,6 +116,7 @@ def results(
     loop = _Loop(
         stages.LoopBody(closed, is_written, found.jaxpr),
         closed, flat[:n_flat], found.trips, asked, kernel, mesh,
+        kernel.smem_bytes + inner,
     )  # fmt: skip
     if not loop.is_chosen(_jax.where(eqn)):
         return None
@@ -161,10 +164,12 @@ class _Loop:
         asked: int | None,
         kernel: Kernel,
         mesh: types.Mesh,
+        used_bytes: int,
     ):
         self._body, self._jaxpr, self._mesh = body, closed.jaxpr, mesh
         self._consts, self._own = list(consts), _jax.consts_of(closed)
         self._trips, self._asked, self._kernel = trips, asked, kernel
+        self._used_bytes = used_bytes
         self._stages = 2
         self._refs: list[Any] = []
         self._barrier: Any = None
@@ -182,7 +187,7 @@ class _Loop:
             loads = [copy.load for copy in self._copies]
             try:
                 most = choice.num_stages(
-                    body, loads, self._trips, self._mesh, self._kernel.smem_bytes,
+                    body, loads, self._trips, self._mesh, self._used_bytes,
                     self._kernel.num_stages,
                 )  # fmt: skip
             except stages.RefusedError as why:

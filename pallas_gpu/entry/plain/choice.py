@@ -13,9 +13,9 @@ from typing import Any
 
 from pallas_gpu import _jax, types
 from pallas_gpu.arch.residency import Residency
-from pallas_gpu.entry import assumed_target
+from pallas_gpu.entry import assumed_target, control
 from pallas_gpu.entry.plain import sources, stages
-from pallas_gpu.program.bodies import bodies, equations
+from pallas_gpu.program.bodies import Equations, bodies, equations
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 _LOOPS = ("scan", "while")
@@ -37,14 +37,24 @@ def may_pay(eqn: _jax.JaxprEqn) -> bool:
 
 
 def smem_bytes(jaxpr: _jax.Jaxpr) -> int:
-    """Returns the bytes of SMEM that a kernel declares, in all scopes together."""
-    return sum(
-        _bytes(v.aval)
-        for eqn in equations(jaxpr)
-        if eqn.primitive.name == "run_scoped"
-        for v in bodies(eqn)[0].jaxpr.invars
-        if getattr(v.aval, "memory_space", None) is types.SMEM
-    )
+    """Returns the bytes of SMEM that a kernel declares, in all scopes together.
+
+    Loops that ask for copies ahead count with all that they load.
+    """
+    total = 0
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name == "run_scoped":
+            refs = [v.aval for v in bodies(eqn)[0].jaxpr.invars]
+            spaces = [getattr(ref, "memory_space", None) for ref in refs]
+            pairs = zip(refs, spaces, strict=True)
+            total += sum(_bytes(ref) for ref, space in pairs if space is types.SMEM)
+        slots = eqn.params.get("num_stages") or 1
+        if eqn.primitive is control.staged_loop_p and slots > 1:
+            inside = Equations(bodies(eqn)[0].jaxpr).listed
+            loads = [x for x in inside if x.primitive in sources.LOADS]
+            avals = [x.outvars[0].aval for x in loads]
+            total += slots * sum(_bytes(x) for x in avals if x.shape)
+    return total
 
 
 def num_stages(

@@ -80,10 +80,11 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
         body = params["jaxpr"]
         if params["reverse"]:
             return None
-    consts, first = operands[:n_consts], [*map(_number, operands[n_consts:])]
-    if len(first) != n_carry or len(avals) != n_carry:
+    consts, carry = operands[:n_consts], operands[n_consts:]
+    if len(carry) != n_carry or len(avals) != n_carry:
         return None
     steps = _counters(bodies(eqn)[-1].jaxpr, n_consts)
+    first = {k: _number(carry[k]) for k in steps}
     trips, unroll = params.get("length"), params.get("unroll")
     if is_while:
         found = _bound(eqn, steps)
@@ -96,16 +97,14 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     # Those that are numbers are no operands.
     given = [k for k in steps if not isinstance(first[k], int)]
 
-    def merged(starts: Sequence[Any], rest: Sequence[Any], i: Any) -> list[Any]:
+    def merged(starts: Mapping[int, Any], rest: Sequence[Any], i: Any) -> list[Any]:
         known = dict(zip(others, rest, strict=True))
         for k, step in steps.items():
             known[k] = _counted(starts[k], i, step, avals[k].dtype)
         return [known[k] for k in range(n_carry)]
 
     def step(trace: Retrace, operands: Any, carry: Any, i: Any) -> list[Any]:
-        starts = [*first]
-        for k, x in zip(given, operands[n_consts:], strict=True):
-            starts[k] = x
+        starts = {**first, **dict(zip(given, operands[n_consts:], strict=True))}
         ins = merged(starts, carry, i)
         after = settled(trace.run(body, [*operands[:n_consts], *ins]))
         return [after[k] for k in others]
@@ -115,7 +114,7 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
         return merged(first, last, end)
 
     consts = [*consts, *(first[k] for k in given)]
-    carry = [first[k] for k in others]
+    carry = [carry[k] for k in others]
     return consts, carry, trips, unroll, step, results, n_consts
 
 
@@ -124,7 +123,9 @@ def _counters(jaxpr: Any, n_consts: int) -> dict[int, int]:
     inside, found = Equations(jaxpr), {}
     pairs = zip(jaxpr.invars[n_consts:], jaxpr.outvars, strict=False)
     for i, (before, after) in enumerate(pairs):
-        if before.aval.shape or not np.issubdtype(before.aval.dtype, np.integer):
+        # Keys have a type that is none of NumPy's.
+        is_number = isinstance(before.aval.dtype, np.dtype) and not before.aval.shape
+        if not is_number or not np.issubdtype(before.aval.dtype, np.integer):
             continue
         position = inside.position(after)
         if after is before:

@@ -177,7 +177,11 @@ class LoopBody:
             raise RefusedError(
                 "the kernel closes over its reference: pass it as an argument"
             )
-        if references.may_be_among(ref, self._own_writes):
+        own = self._own_writes
+        if self._written[ref]:
+            # Two arguments of a function may be one reference.
+            own = {ref if _is_alike(x, ref) else x for x in own}
+        if references.may_be_among(ref, own):
             raise RefusedError("the loop writes the array that it loads")
         for site in self._waits:
             if self._written[ref] or site.op.name == _OF_INPUTS:
@@ -280,3 +284,8 @@ def _mask(eqn: _jax.JaxprEqn) -> list[Any]:
 
 def _is_ref(x: Any) -> bool:
     return isinstance(x.aval, _jax.AbstractRef)
+
+
+def _is_alike(*refs: Any) -> bool:
+    """Whether references have one shape and type."""
+    return len({(x.aval.shape, x.aval.dtype) for x in refs}) == 1

@@ -102,7 +102,20 @@ def in_a_branch(n, a, b):
     return lax.cond(n[0] > 2, fori_to_a_value, lambda *_: zeros(), n, a, b)
 
 
-LOOPS = [fori, fori_to_a_value, scan_of_an_offset, while_of_an_offset, loop]
+def of_carries(n, a, b):
+    def step(i, carry):
+        half, odd, bits, key, acc = carry
+        key, _ = jax.random.split(key)
+        acc += 2 * half * part(a, b, i * 32)
+        return half, ~odd, bits * jnp.uint8(3), key, acc
+
+    start = (0.5, jnp.bool_(True), jnp.uint8(7), jax.random.key(0), zeros())
+    _, odd, bits, _, acc = lax.fori_loop(0, 10, step, start)
+    # 7 * 3^10 of 8 bits.
+    return jnp.where(odd & (bits == 159), acc, 0.0)
+
+
+LOOPS = [fori, fori_to_a_value, scan_of_an_offset, while_of_an_offset, loop, of_carries]
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
@@ -189,6 +202,45 @@ def test_a_loop_that_is_left_as_it_is_says_why(loop, why):
     slots, notes = traced(loop)
     assert not slots
     assert [*dict.fromkeys(why)] == [x for x in notes if "another load" not in x]
+
+
+def test_arguments_of_a_function_may_be_one_reference():
+    def body(a, b, changed, o):
+        @jax.jit
+        def of(x, y):
+            def step(i, acc):
+                tile = plgpu.ds((i + 1) % 10 * 32, 32)
+                y[tile, :] = jnp.full((32, 128), 2, y.dtype)
+                return acc + part(a, x, i * 32)
+
+            return lax.fori_loop(0, 10, step, zeros())
+
+        changed[...] = b[...]
+        o[...] = of(changed, changed)
+
+    twos = np.full_like(B, 2)
+    seen = np.concatenate([B[:32], twos[32:]]).astype(np.float32)
+    everywhere.run(body, [A, B], (twos, A.astype(np.float32) @ seen))
+
+
+def nested_in_one_with_stages(n, a, b):
+    @plgpu.loop(0, 2, init_carry=zeros(), num_stages=2)
+    def acc(i, acc):
+        inner = lambda j, acc: acc + part(a, b, (i * 5 + j) * 32)  # noqa: E731
+        # Loads of its own, of which nothing is left.
+        own = part(a, b, i * 32)
+        return lax.fori_loop(0, 5, inner, acc + own) - own
+
+    return acc
+
+
+@pytest.mark.parametrize("loop", [nested, nested_in_one_with_stages])
+def test_loops_in_loops_fit_into_smem_together(loop):
+    def body(n, a, b, o, held):
+        held[:8, :] = jnp.zeros((8, 128), held.dtype)
+        o[...] = loop(n, a, b) + held[:8, :].sum()
+
+    everywhere.run(body, [N, A, B], EXACT, plgpu.SMEM((760, 128), jnp.bfloat16))
 
 
 def test_each_of_several_warpgroups_copies_for_itself():
