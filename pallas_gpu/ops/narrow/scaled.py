@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -154,27 +155,7 @@ def scaled_matmul(
         group=BLOCK if blocked else None,
         promoted=blocked or (bool(promote) and not integers),
     )  # fmt: skip
-    if config is None:
-        on_blackwell = targets.chosen(compiler_params).has(arch.Feature.TCGEN05)
-        default = BlackwellMatmulConfig(tile_k=BLOCK) if on_blackwell else None
-        config = default or default_config(problem)
-    needed = {kind: feature for kind, (*_, feature) in _FAMILIES.items()}
-    targets.require("scaled_matmul", config, compiler_params, needed)
-    if blocked and isinstance(config, BlackwellMatmulConfig):
-        raise errors.UnsupportedError(
-            f"scaled_matmul: scales of blocks of {BLOCK} on Blackwell",
-            expected="scales of tensors, rows and columns",
-            got=" and ".join(x or "none" for x in kinds),
-            hint="ops.block_scaled_matmul has blocks of 16 or 32, of which the tensor "
-            "core reads the scales; ops.quantize_blocks makes them",
-        )
-    if blocked and config.tile_n != BLOCK:
-        raise errors.ArgumentError(
-            "scaled_matmul: the tiles do not match the blocks of scales",
-            expected=f"tile_n={BLOCK}",
-            got=f"tile_n={config.tile_n}",
-            hint="omit config",
-        )
+    config = _chosen(problem, config, compiler_params, kinds)
     if 0 in (m, n, k):
         filled = jnp.zeros((m, n), jnp.float32)
         return (filled if bias is None else filled + bias).astype(out)
@@ -187,6 +168,34 @@ def scaled_matmul(
     return without_derivative(run, "scaled_matmul", "rounding to 8 bits")(
         a, right, *scales.values(), *added
     )
+
+
+def _chosen(
+    p: Problem, config: Config | None, compiler_params: Any, kinds: Sequence[str | None]
+) -> Config:
+    """Returns the configuration, and checks that it suits the target and the scales."""
+    on_blackwell = targets.chosen(compiler_params).has(arch.Feature.TCGEN05)
+    if config is None and on_blackwell:
+        config = BlackwellMatmulConfig(tile_k=BLOCK)
+    config = config or default_config(p)
+    needed = {kind: feature for kind, (*_, feature) in _FAMILIES.items()}
+    targets.require("scaled_matmul", config, compiler_params, needed)
+    if p.group is not None and isinstance(config, BlackwellMatmulConfig):
+        raise errors.UnsupportedError(
+            f"scaled_matmul: scales of blocks of {BLOCK} on Blackwell",
+            expected="scales of tensors, rows and columns",
+            got=" and ".join(x or "none" for x in kinds),
+            hint="ops.block_scaled_matmul has blocks of 16 or 32, of which the tensor "
+            "core reads the scales; ops.quantize_blocks makes them",
+        )
+    if p.group is not None and config.tile_n != BLOCK:
+        raise errors.ArgumentError(
+            "scaled_matmul: the tiles do not match the blocks of scales",
+            expected=f"tile_n={BLOCK}",
+            got=f"tile_n={config.tile_n}",
+            hint="omit config",
+        )
+    return config
 
 
 def _kinds(a_scale, b_scale, sizes, transpose_b) -> tuple[str | None, str | None]:
