@@ -78,7 +78,7 @@ def test_completion_of_a_part_of_a_reference_shows_what_it_has():
 SPACES = {
     "SMEM": ["shape", "dtype", "transforms"],
     "TMEM": ["shape", "dtype", "packed", "collective", "layout"],
-    "GMEM": ["shape", "dtype", "init"],
+    "GMEM": ["shape", "dtype", "init", "kept"],
 }
 
 

@@ -38,7 +38,10 @@ _TMEM_ALONE = _not_taken(
     "of `TMEM`; upstream refuses it, too", "packed", "collective", "layout"
 )
 _SMEM_ALONE = _not_taken("of `SMEM`, which alone is tiled and swizzled", "transforms")
-_INITIAL = _new("what scratch contains at the start of each launch", "init")
+_INITIAL = {
+    **_new("what scratch contains at the start of each launch", "init"),
+    **_new("scratch that keeps what a launch has left in it", "kept"),
+}
 _ORDERED = _new("the memory order and the scope of PTX's `atom`", "sem", "scope")
 _NEWER = "upstream's since jax 0.12"
 _ATOMIC = {

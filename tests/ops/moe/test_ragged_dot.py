@@ -256,6 +256,8 @@ def test_the_default_configurations():
     assert few.epilogue_n > many.epilogue_n
     few, many = (RaggedDotConfig.default(x, contracted=True) for x in (16, 128))
     assert few.strip < many.strip
+    blocked = RaggedDotConfig.default(16, blocked=True)
+    assert (blocked.tile_n, blocked.consumers, blocked.dynamic) == (128, 3, False)
 
 
 @pytest.mark.parametrize("precision", [None, "highest", jax.lax.Precision.HIGH])
