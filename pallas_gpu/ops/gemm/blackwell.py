@@ -40,7 +40,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors
+from pallas_gpu import arch, errors, types
 from pallas_gpu.ops.gemm.config import BLOCK_M, BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.epilogue import scaled
 from pallas_gpu.ops.gemm.problem import Problem
@@ -86,8 +86,7 @@ class Schedule:
     @property
     def bits(self) -> int:
         """Of an element of A or B."""
-        dtype = self.problem.dtype
-        return (jnp.iinfo if dtype == jnp.int8 else jnp.finfo)(dtype).bits
+        return types.itemsize_bits(self.problem.dtype)
 
     @property
     def step(self) -> tuple[int, int, int]:

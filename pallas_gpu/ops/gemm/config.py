@@ -480,11 +480,13 @@ class Pairs:
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class BlackwellMatmulConfig(Pairs):
-    """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
+    """Tile sizes and schedule of products on Blackwell; a block has 128 rows of a tile.
+
+    For `matmul` and `scaled_matmul`.
 
     Attributes:
       tile_n: columns of a tile.
-      tile_k: depth of one step.
+      tile_k: depth of one step; 128 are as many bytes of 8-bit elements.
       stages: SMEM buffers of the ring.
       epilogue_n: columns that are stored at once; None: 128 bytes of the result.
       collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 import time
-import traceback
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import mosaic
 from tests.support.devices import programs
+from tests.support.devices.checks import run
 
 F32 = jnp.float32
 REGULAR = plgpu.SemaphoreType.REGULAR
@@ -238,19 +238,5 @@ CHECKS = {
 }
 
 
-def main() -> int:
-    failed = 0
-    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}", flush=True)
-    for name, check in CHECKS.items():
-        try:
-            found = check()
-            said = "ok" if found is None else f"ok {found[0]:.2f} {found[1]}"
-        except Exception as error:
-            failed += 1
-            said = "".join(traceback.format_exception(error))[-1200:]
-        print(f"{name:20} {said}", flush=True)
-    return failed
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(CHECKS))

@@ -10,9 +10,8 @@ compiled code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support.devices.checks import run
 
 F32, I32 = jnp.float32, jnp.int32
 REGULAR = plgpu.SemaphoreType.REGULAR
@@ -318,20 +318,13 @@ def check(name: str, semantics: Any, **options: Any) -> None:
 
 
 def main() -> int:
-    failed = 0
-    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}", flush=True)
-    for semantics in plgpu.LoweringSemantics:
-        for name in PROGRAMS:
-            start = time.monotonic()
-            try:
-                check(name, semantics)
-                said = "ok"
-            except Exception as error:
-                failed += 1
-                said = "".join(traceback.format_exception(error))[-1500:]
-            took = time.monotonic() - start
-            print(f"{semantics.name:10} {name:16} {took:5.1f} s  {said}", flush=True)
-    return failed
+    return run(
+        {
+            f"{semantics.name} {name}": functools.partial(check, name, semantics)
+            for semantics in plgpu.LoweringSemantics
+            for name in PROGRAMS
+        }
+    )
 
 
 if __name__ == "__main__":

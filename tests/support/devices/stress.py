@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
-import traceback
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +19,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops import collectives
 from tests.support.devices.card import mesh, over
+from tests.support.devices.checks import run
 
 IN_A_PROGRAM = 20
 MOST_NANOSECONDS = 1 << 13
@@ -114,19 +113,8 @@ def main() -> int:
     launches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     for name in ("semaphore_signal", "semaphore_signal_parallel", "atomic_xchg"):
         setattr(plgpu, name, delayed(getattr(plgpu, name)))
-    failed = 0
-    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}", flush=True)
-    for name in sys.argv[2:] or CASES:
-        start = time.perf_counter()
-        try:
-            check(name, launches)
-            said = "ok"
-        except Exception as error:
-            failed += 1
-            said = "".join(traceback.format_exception(error))[-900:]
-        took = time.perf_counter() - start
-        print(f"{name:22} {launches} launches, {took:5.1f} s: {said}", flush=True)
-    return failed
+    names = sys.argv[2:] or CASES
+    return run({name: functools.partial(check, name, launches) for name in names})
 
 
 if __name__ == "__main__":
