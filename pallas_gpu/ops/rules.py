@@ -161,6 +161,12 @@ def no_types(who: str, expected: str, *arrays: Any, hint: str = "") -> Exception
     )
 
 
+def bits(dtype: Any) -> int:
+    """The bits of an element."""
+    info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    return info(dtype).bits
+
+
 def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:
     """Appends zeros along an axis up to a size."""
     widths = [(0, 0)] * x.ndim
@@ -170,8 +176,7 @@ def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:
 
 def aligned(x: jax.Array, multiple: int = 1) -> jax.Array:
     """Appends zeros to rows, up to a multiple and to one of 16 bytes, for TMA."""
-    kind = jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo
-    step = math.lcm(multiple, 128 // kind(x.dtype).bits)
+    step = math.lcm(multiple, 128 // bits(x.dtype))
     return padded(x, plgpu.align_to(x.shape[-1], step))
 
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.numpy as jnp
-
 import pallas_gpu as plgpu
 from pallas_gpu import arch
+from pallas_gpu.ops.rules import bits
 
 # Blocks of a cluster along rows and columns of a result, by the dimension of a pair.
 CLUSTERS = {None: (1, 1), "m": (2, 1), "n": (1, 2)}
@@ -23,10 +22,8 @@ def tiles(shape: tuple[int, ...], dtype: Any, columns: int | None = None) -> Any
     Warpgroup semantics would infer the same; with the transforms given, a kernel lowers
     under Lane semantics, too.
     """
-    kind = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
-    bits = kind(dtype).bits
-    swizzle = plgpu.find_swizzle((columns or shape[-1]) * bits)
-    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
+    swizzle = plgpu.find_swizzle((columns or shape[-1]) * bits(dtype))
+    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits(dtype)))
     return plgpu.SMEM(
         shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))
     )

@@ -40,11 +40,11 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, types
+from pallas_gpu import arch, errors
 from pallas_gpu.ops.gemm.config import BLOCK_M, BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.epilogue import scaled
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import cached, padded
+from pallas_gpu.ops.rules import bits, cached, padded
 from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
@@ -86,7 +86,7 @@ class Schedule:
     @property
     def bits(self) -> int:
         """Of an element of A or B."""
-        return types.itemsize_bits(self.problem.dtype)
+        return bits(self.problem.dtype)
 
     @property
     def step(self) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ from pallas_gpu.ops.rules import (
     Array,
     Interpret,
     aligned,
+    bits,
     check_array,
     check_bias,
     check_operands,
@@ -159,7 +160,7 @@ def linear(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _linear(call: Call, x, w, w_scale, bias):
     right = w if call.problem.transpose_b else w.T
-    x, right = aligned(x, _ROW_BITS // widen.bits(w.dtype)), aligned(right)
+    x, right = aligned(x, _ROW_BITS // bits(w.dtype)), aligned(right)
     p = dataclasses.replace(call.problem, k=x.shape[1], transpose_b=True)
     config = call.config or default_config(p)
     family: Any = mixed_few if isinstance(config, LinearFewConfig) else mixed_many
@@ -211,7 +212,7 @@ def _reference(call: Call, x, w, w_scale, bias):
 
 def default_config(p: Problem) -> Config:
     """Returns the configuration that is expected to take the least time."""
-    if p.m <= (_FEW if widen.bits(p.right) == 8 else _FEW // 2):
+    if p.m <= (_FEW if bits(p.right) == 8 else _FEW // 2):
         for config in _few(p, plgpu.align_to(p.m, 16)):
             if mixed_few.fits(p, config):
                 return config
@@ -225,7 +226,7 @@ def default_config(p: Problem) -> Config:
     if (
         tokens == 256
         and p.group == 32
-        and widen.bits(p.right) == 8
+        and bits(p.right) == 8
         and p.out_dtype.itemsize == 4
     ):
         # Two groups of scales a step and results of 4 bytes leave no room for a fourth.
@@ -244,7 +245,7 @@ def _few(p: Problem, tokens: int) -> Iterator[LinearFewConfig]:
     )
     if tiles >= 2 * _SMS and tokens == 16:
         # Weights of 4 bits are converted as fast as three buffers are filled.
-        for stages in (4, 3, 2) if widen.bits(p.right) == 8 else (3, 2):
+        for stages in (4, 3, 2) if bits(p.right) == 8 else (3, 2):
             yield dataclasses.replace(resident, stages=stages)
     elif tiles >= 2 * _SMS:
         yield dataclasses.replace(c, rows=128, stages=2, warpgroups=2, blocks=_SMS)

@@ -25,7 +25,7 @@ from pallas_gpu.ops.gemm.config import LinearManyConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.narrow import widen
-from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.rules import bits, cached
 from pallas_gpu.ops.tiles import tiles
 
 
@@ -110,7 +110,7 @@ class _Consumer(hopper.Consumer):
         more time so.
         """
         p = self.schedule.problem
-        return p.group is not None and widen.bits(p.dtype) == 8
+        return p.group is not None and bits(p.dtype) == 8
 
     def scales_at(self, step: Any) -> Any:
         """The scales of its rows of a step."""

@@ -22,6 +22,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import bits
 
 _INT8, _INT4 = jnp.dtype(jnp.int8), jnp.dtype(jnp.int4)
 # 16-bit floats whose last bit of the mantissa counts one: 2**7 and 2**10.
@@ -38,11 +39,6 @@ _WORDS = plgpu.TiledLayout(
     lane_dims=(-3, -2),
     vector_dim=-1,
 )
-
-
-def bits(dtype: Any) -> int:
-    """The bits of a weight."""
-    return 4 if jnp.dtype(dtype) == _INT4 else 8
 
 
 def is_integer(dtype: Any) -> bool:
