@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from pallas_gpu.lowering.passes import contiguous, undefined
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.traits import multicasts, shares_smem
 from pallas_gpu.primitives.grids import griddepcontrol
-from pallas_gpu.program import indices, text
+from pallas_gpu.program import text
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import facts_of
 from pallas_gpu.program.walk import uses
@@ -197,9 +196,7 @@ def infer_layouts(build: Build) -> Build:
         region,
         [_gmem_array(params, i) for i in range(len(params.jaxpr.invars))],
         dict(zip(params.mesh.cluster_names, params.mesh.cluster, strict=True)),
-        facts=functools.cache(
-            lambda: facts_of(region, params.mesh.axes, indices.aligning(region))
-        ),
+        facts=lambda: facts_of(region, params.mesh.axes),
         free=inferred_members(params.jaxpr, params.compiler_params.lowering_semantics),
         lead=lambda var: params.lead(workspace.array(params, var)),
         approx_math=params.compiler_params.approx_math,

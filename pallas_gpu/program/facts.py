@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The facts of a program's values: constant, linear, a multiple, uniform, in a range.
 
-    facts = facts_of(region, axes=mesh.axes)
-    facts.of(start).divisor, facts.of(index).depends_on("warpgroup")
+    facts = facts_of(region, mesh.axes)
+    facts.start(window.starts[0]).divisor, facts.of(index).depends_on("warpgroup")
 
 Analyses that look for more, or report on the way, derive from `Facts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import functools
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from pallas_gpu import _jax
+from pallas_gpu.layouts.window import Sum
 from pallas_gpu.primitives.indices import rules
 from pallas_gpu.primitives.indices.facts import (
     ANYTHING,
     Axis,
     Fact,
     axes_of,
+    fits,
     fitted,
     is_integer,
     literal,
     unknown,
 )
+from pallas_gpu.program import indices
+from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.flow import Flow
 from pallas_gpu.program.nodes import Constant, Kind, Op, Operand, Region, Value
 
@@ -32,24 +37,24 @@ WARP = "warp"
 _WARPS = 4
 
 
-def facts_of(
-    region: Region,
-    axes: Iterable[tuple[Any, int]] = (),
-    needed: Set[Value] | None = None,
-) -> Facts:
-    """Returns the facts of all values of a program, the inner ones included.
+@kept
+def facts_of(region: Region, axes: tuple[tuple[Any, int], ...] = ()) -> Recorded:
+    """Returns the facts of `indices.placing` values, made once for each program.
 
     They hold whenever a value is computed.
 
     Args:
       region: the program.
       axes: names and sizes of the axes of the grid, as far as they are known.
-      needed: values and all those on which they depend, if others are not asked for.
     """
-    found = _Recorded(dict(axes), needed=needed)
-    found.run(region, found.inputs_of(region))
-    found.facts = found.known
-    return found
+    return Recorded.of_all(region, axes, indices.placing(region))
+
+
+def all_facts_of(
+    region: Region, axes: tuple[tuple[Any, int], ...] = ()
+) -> Recorded:
+    """Returns the facts of all values of a program, the inner ones included."""
+    return Recorded.of_all(region, axes, None)
 
 
 class Facts(Flow[Fact]):
@@ -98,6 +103,15 @@ class Facts(Flow[Fact]):
         fact = self.of(ref)
         axis = fact.terms[0][0] if fact.is_linear and fact.terms else None
         return axis.of if axis is not None and isinstance(axis.of, Value) else None
+
+    def start(self, start: Any) -> Fact:
+        """Returns the fact of the start of a window along an axis."""
+        if isinstance(start, int):
+            return Fact.number(start)
+        if not isinstance(start, Sum):
+            return self.of(start)
+        terms = map(self.of, start.terms)
+        return functools.reduce(Fact.plus, terms, Fact.number(start.constant))
 
     def unknown(self, value: Value) -> Fact:
         return unknown(value.aval)
@@ -195,25 +209,59 @@ class Facts(Flow[Fact]):
         return accesses or bool(op.equation.effects)
 
 
-class _Recorded(Facts):
+class Recorded(Facts):
     """Facts of values that hold whenever they are computed.
 
     A region may be run in several places, and a loop's is followed several times.
+
+    Attributes:
+      wrapping: the values that wrap at some position, with the operation that makes
+        them and what they are before they wrap.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.known: dict[Operand, Fact] = {}
+        self.wrapping: dict[Value, tuple[Op, Fact]] = {}
+        self._known: dict[Operand, Fact] = {}
+        self._is_executed = True
 
-    def taken(self, op: Op, which: Fact) -> Sequence[int]:
-        """Returns all regions: what is never executed is asked for as well."""
-        return range(len(op.regions))
+    @classmethod
+    def of_all(
+        cls,
+        region: Region,
+        axes: tuple[tuple[Any, int], ...],
+        needed: Set[Value] | None,
+    ) -> Recorded:
+        """Returns the facts of values that a program has."""
+        found = cls(dict(axes), needed=needed)
+        found.run(region, found.inputs_of(region))
+        # Facts may be kept as long as the program, to which they do not refer.
+        found.facts, found._followed = found._known, {}
+        return found
+
+    def _branches(self, op: Op, taken: Sequence[int]) -> list[Fact]:
+        """Follows all regions: what is never executed is asked for as well."""
+        outer, self._is_executed = self._is_executed, False
+        for i in set(range(len(op.regions))).difference(taken):
+            self.run(op.regions[i], self._inputs(op, i))
+        self._is_executed = outer
+        return super()._branches(op, taken)
 
     def found(self, values: Sequence[Value], facts: Sequence[Fact]) -> None:
         super().found(values, facts)
         for value, fact in zip(values, facts, strict=True):
-            before = self.known.get(value, fact)
-            self.known[value] = fact if before == fact else before.or_else(fact)
+            before = self._known.get(value)
+            if before is None or before is fact:
+                self._known[value] = fact
+            elif before != fact:
+                self._known[value] = before.or_else(fact)
+
+    def fitted(self, op: Op, value: Value, fact: Fact) -> Fact:
+        wraps = op.name in indices.WRAPPING and is_integer(value) and self._is_executed
+        if wraps and fact.is_linear and None not in fact.bounds:
+            if not fits(fact, value.aval):
+                self.wrapping.setdefault(value, (op, fact))
+        return super().fitted(op, value, fact)
 
 
 def _dependent(value: Value, facts: Sequence[Fact]) -> Fact:

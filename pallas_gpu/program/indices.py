@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.primitives.indices.facts import kind
 from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.nodes import (
@@ -85,7 +85,21 @@ def deciding(region: Region) -> set[Value]:
     return _with_sources(region, _values(op.inputs[0] for op in ops))
 
 
-def aligning(region: Region) -> set[Value]:
+def placing(region: Region) -> set[Value]:
+    """Returns the values on which depends what is asked of indices before a launch.
+
+    That is where stores to GMEM start, how accesses are aligned, and whether an index
+    wraps that is certainly computed.
+    """
+    ops, found = operations(region), find(region, certain=True)
+    for access in (x for op in ops for x in op.accesses):
+        if access.writes and access.space is types.GMEM:
+            found |= _values(access.starts())
+    ends = (op.regions[0].results[0] for op in ops if op.kind is Kind.WHILE)
+    return _with_sources(region, found | _values(ends)) | _aligning(region)
+
+
+def _aligning(region: Region) -> set[Value]:
     """Returns the values on which depends how accesses are aligned.
 
     A multiple of the size of a block is aligned, whatever it is a multiple of.
@@ -111,13 +125,6 @@ def aligning(region: Region) -> set[Value]:
 def _has_factor(op: Op, n: int) -> bool:
     """Whether a product has a constant factor that is a multiple of a number."""
     return any(isinstance(x, Constant) and x.value % n == 0 for x in op.inputs)
-
-
-def with_sources(region: Region, found: set[Value]) -> set[Value]:
-    """Returns values and those on which they, and the ends of loops, depend."""
-    ops = (op for op in operations(region) if op.kind is Kind.WHILE)
-    ends = _values(op.regions[0].results[0] for op in ops)
-    return _with_sources(region, found | ends)
 
 
 def _with_sources(
@@ -167,6 +174,8 @@ def _certain(region: Region) -> Iterator[Op]:
 
 def _accesses(op: Op) -> list[Access]:
     """The parts of references among the operands, also those it does not access."""
+    if op.operation is None:
+        return []
     return [x for x in jax.tree.leaves(op.operands) if isinstance(x, Access)]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from pallas_gpu import _jax, types
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.primitives.indices.facts import Fact, is_integer
-from pallas_gpu.program.facts import Facts, facts_of
+from pallas_gpu.program.facts import Facts, all_facts_of
 from pallas_gpu.program.nodes import Access, Constant, Fault, Kind, Op, Region, Value
 
 _INDENT = "  "
@@ -49,7 +49,7 @@ def text(
     Args:
       note: returns what is known of an operation besides, written behind it.
     """
-    printer = _Printer(facts_of(region), note)
+    printer = _Printer(all_facts_of(region), note)
     names = [printer.name() for _ in region.inputs]
     inputs = ", ".join(map(_declared, names, region.inputs))
     lines = [f"{name}({inputs})", *printer.body(region, names, 1)]

@@ -14,7 +14,7 @@ from jax import lax
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.facts import Facts, facts_of
+from pallas_gpu.program.facts import Facts, all_facts_of
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 SCALARS = (0, 1, 3, 8, 130, -5, I32_MAX // 128, I32_MAX, I32_MIN)
@@ -244,7 +244,7 @@ def test_a_value_has_the_fact_that_holds_wherever_it_is_computed():
     with jax.enable_x64(False):
         closed = jax.make_jaxpr(lambda i: (loop((i & 3) * 8), loop((i & 7) * 12)))(3)
     region = region_of(closed)
-    facts, loops = facts_of(region), [op for op in region.ops if op.name == "scan"]
+    facts, loops = all_facts_of(region), [op for op in region.ops if op.name == "scan"]
     assert [facts.of(x).divisor for x in region.results] == [8, 12]
     assert loops[0].regions == loops[1].regions
     (branch,) = [op for op in loops[0].regions[0].ops if op.name == "cond"]

@@ -8,11 +8,11 @@ from typing import Any
 from jax import lax
 
 from pallas_gpu import _jax, types
-from pallas_gpu.primitives.indices.facts import Fact, fits, limits
+from pallas_gpu.primitives.indices.facts import Fact, limits
 from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.facts import Facts
-from pallas_gpu.program.nodes import Op, Value
+from pallas_gpu.program.facts import facts_of
+from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import uses
 
 
@@ -22,33 +22,19 @@ def check_indices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     Considered are sums and multiples of positions on the axes of the launch, and of
     counters of loops, where no branch decides whether they are used.
     """
-    if uses(jaxpr, lax.axis_index_p):
-        region = region_of(jaxpr)
-        marked = indices.find(region, certain=True)
-        needed = indices.with_sources(region, marked)
-        facts = _Wrapping(dict(mesh.axes), marked, needed)
-        facts.run(region, facts.inputs_of(region))
-
-
-class _Wrapping(Facts):
-    """Reports indices whose range is known, and beyond that of their type."""
-
-    def __init__(self, axes: dict[Any, int], marked: set[Value], needed: set[Value]):
-        super().__init__(axes, needed=needed)
-        self._marked = marked
-
-    def fitted(self, op: Op, value: Value, fact: Fact) -> Fact:
-        low, high = fact.bounds
-        if value in self._marked and fact.is_linear and None not in (low, high):
-            assert low is not None and high is not None
-            if op.name in indices.WRAPPING and not fits(fact, value.aval):
-                least = low < limits(value.aval)[0]
-                raise indices.overflow(
-                    value.dtype.name,
-                    f"{low if least else high} at {', '.join(_position(fact, least))}",
-                    op.where,
-                )
-        return super().fitted(op, value, fact)
+    if not uses(jaxpr, lax.axis_index_p):
+        return
+    region = region_of(jaxpr)
+    wrapping = facts_of(region, mesh.axes).wrapping
+    marked = indices.find(region, certain=True) if wrapping else ()
+    for value, (op, fact) in wrapping.items():
+        if value in marked:
+            least = fact.bounds[0] < limits(value.aval)[0]
+            raise indices.overflow(
+                value.dtype.name,
+                f"{fact.bounds[not least]} at {', '.join(_position(fact, least))}",
+                op.where,
+            )
 
 
 def _position(fact: Fact, least: bool) -> list[str]:

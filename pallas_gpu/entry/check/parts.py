@@ -7,20 +7,17 @@ what is left is certainly undefined.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallas_gpu import _jax
-from pallas_gpu.layouts.window import Sum
 from pallas_gpu.primitives.indices.facts import Fact
-from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.facts import Facts, facts_of
-from pallas_gpu.program.nodes import Access, Kind, Operand, Value
+from pallas_gpu.program.facts import facts_of
+from pallas_gpu.program.nodes import Access, Kind, Operand
 from pallas_gpu.program.walk import Site, walk
 
 Ranges = list[tuple[int, int]]
@@ -41,7 +38,7 @@ class Stores:
     """
 
     def __init__(
-        self, jaxpr: _jax.Jaxpr, refs: Collection[Any], axes: Iterable[tuple[Any, int]]
+        self, jaxpr: _jax.Jaxpr, refs: Collection[Any], axes: tuple[tuple[Any, int], ...]
     ):
         self._region, self._axes = region_of(jaxpr), axes
         pairs = zip(self._region.inputs, jaxpr.invars, strict=True)
@@ -58,23 +55,10 @@ class Stores:
                 if access.writes and stores is not None:
                     stores.append((site, access))
 
-    @functools.cached_property
-    def _facts(self) -> Facts:
-        found = (s for stores in self.found.values() for _, s in stores or ())
-        starts = {x for store in found for x in store.starts() if isinstance(x, Value)}
-        needed = indices.with_sources(self._region, starts)
-        return facts_of(self._region, self._axes, needed)
-
     def starts(self, store: Access) -> list[Fact]:
         """Returns what is known of the starts of a store, by the axes of the result."""
-        return [self._start(start) for start in store.window.starts]
-
-    def _start(self, start: Any) -> Fact:
-        if isinstance(start, int):
-            return Fact.number(start)
-        terms = start if isinstance(start, Sum) else Sum(0, (start,))
-        facts = map(self._facts.of, terms.terms)
-        return functools.reduce(Fact.plus, facts, Fact.number(terms.constant))
+        facts = facts_of(self._region, self._axes)
+        return list(map(facts.start, store.window.starts))
 
     def unwritten(self) -> list[Any]:
         """Returns the results to which nothing is stored, not even in a branch."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.emitters.elements import dtypes
-from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference import network as networks
 from pallas_gpu.lowering.inference.network import (
     Deferral,
@@ -232,9 +232,7 @@ class Node:
 
     def _multiple(self, start: Any) -> int:
         """A known divisor of a dynamic start."""
-        if isinstance(start, Sum):
-            return math.gcd(start.constant, *map(self._multiple, start.terms))
-        return self.network.facts().of(start).divisor
+        return self.network.facts().start(start).divisor
 
     # --- variables --------------------------------------------------------------------
 

@@ -126,8 +126,8 @@ class Fact(NamedTuple):
         factor = sum(factor for axis, factor in self.terms if axis.of == of)
         terms = tuple(term for term in self.terms if term[0].of != of)
         others = frozenset(axis for axis in self.others if axis.of != of)
-        there = self._replace(terms=terms, others=others)
-        return there.plus(Fact.number(factor * position))
+        there = Fact(terms, others, *self[2:])
+        return there.plus(Fact.number(factor * position)) if factor else there
 
     def changes(self, rank: int) -> tuple[Edges | None, ...]:
         """Returns where an array of bools changes along each axis; None: anywhere."""
@@ -136,8 +136,10 @@ class Fact(NamedTuple):
 
     def depending_on(self, axes: Collection[Axis]) -> Fact:
         """Returns the same, of a value whose r may depend on more axes."""
+        if self.others.issuperset(axes):
+            return self
         fact, _, others = _aligned(self, Fact.number(0), axes)
-        return fact._replace(others=canonical(others.union(axes)))
+        return Fact(fact.terms, canonical(others.union(axes)), *fact[2:])
 
     # --- arithmetic -------------------------------------------------------------------
 
@@ -146,8 +148,7 @@ class Fact(NamedTuple):
         moved = {axis: f for axis, f in self.terms if axis in axes}
         if not moved:
             return self
-        part = self._replace(terms=tuple(moved.items()))
-        low, high = part.bounds
+        low, high = Fact(tuple(moved.items()), low=self.low, high=self.high).bounds
         return Fact(
             tuple(term for term in self.terms if term[0] not in moved),
             self.others.union(moved),
@@ -244,6 +245,8 @@ def _aligned(
 ) -> tuple[Fact, Fact, frozenset[Axis]]:
     """Returns facts without terms along axes on which the other's r depends."""
     others = a.others.union(b.others, axes)
+    if not others:
+        return a, b, others
     if ANYTHING in others:
         terms = (axis for axis, _ in (*a.terms, *b.terms) if not axis.is_of_array)
         others = others.union(terms)
