@@ -88,11 +88,3 @@ def inline_assembly(
     """`llvm.inline_asm` with one result, a structure if it has several."""
     attributes = assembly_attributes(text, constraints, volatile=volatile)
     return create("llvm.inline_asm", result, operands, attributes)
-
-
-def fields(struct: ir.Value, types: Sequence[ir.Type]) -> list[ir.Value]:
-    """The fields of a structure of the given types, in order."""
-    return [
-        create("llvm.extractvalue", type_, [struct], {"position": position(i)})
-        for i, type_ in enumerate(types)
-    ]

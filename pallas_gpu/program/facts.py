@@ -50,9 +50,7 @@ def facts_of(region: Region, axes: tuple[tuple[Any, int], ...] = ()) -> Recorded
     return Recorded.of_all(region, axes, indices.placing(region))
 
 
-def all_facts_of(
-    region: Region, axes: tuple[tuple[Any, int], ...] = ()
-) -> Recorded:
+def all_facts_of(region: Region, axes: tuple[tuple[Any, int], ...] = ()) -> Recorded:
     """Returns the facts of all values of a program, the inner ones included."""
     return Recorded.of_all(region, axes, None)
 
@@ -257,10 +255,10 @@ class Recorded(Facts):
                 self._known[value] = before.or_else(fact)
 
     def fitted(self, op: Op, value: Value, fact: Fact) -> Fact:
-        wraps = op.name in indices.WRAPPING and is_integer(value) and self._is_executed
-        if wraps and fact.is_linear and None not in fact.bounds:
-            if not fits(fact, value.aval):
-                self.wrapping.setdefault(value, (op, fact))
+        watched = op.name in indices.WRAPPING and is_integer(value) and fact.is_linear
+        known = watched and self._is_executed and None not in fact.bounds
+        if known and not fits(fact, value.aval):
+            self.wrapping.setdefault(value, (op, fact))
         return super().fitted(op, value, fact)
 
 

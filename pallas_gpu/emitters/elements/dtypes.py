@@ -32,7 +32,10 @@ F4_E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
 I4, I2 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.int2)
 U4, U2 = np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.uint2)
 
-_PACK, _EXTRACT = "vector.from_elements", "vector.extract"
+_PACK = "vector.from_elements"
+EXTRACT, EXTRACT_VALUE = "vector.extract", "llvm.extractvalue"
+# The attribute of each that is the position.
+_POSITIONS = {EXTRACT: "static_position", EXTRACT_VALUE: "position"}
 _FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
     F16: ir.F16Type.get,
     BF16: ir.BF16Type.get,
@@ -145,26 +148,31 @@ def splat(value: ir.Value, lanes: int) -> ir.Value:
 
 def extract(value: ir.Value, lane: int) -> ir.Value:
     """One element of a vector."""
-    return _extract(value, lane, value.type.element_type)
+    return _field(EXTRACT, value, lane, value.type.element_type)
 
 
-def _extract(value: ir.Value, lane: int, element: ir.Type) -> ir.Value:
+def _field(name: str, value: ir.Value, i: int, type_: ir.Type) -> ir.Value:
     at = module.current().attributes(
-        (_EXTRACT, lane), lambda: {"static_position": operations.position(lane)}
+        (name, i), lambda: {_POSITIONS[name]: operations.position(i)}
     )
-    return operations.create(_EXTRACT, element, [value], at)
+    return operations.create(name, type_, [value], at)
+
+
+def fields(
+    value: ir.Value, types: Sequence[ir.Type], name: str = EXTRACT_VALUE
+) -> list[ir.Value]:
+    """The fields of a structure of the given types, or by `EXTRACT` of a vector."""
+    return [_field(name, value, i, type_) for i, type_ in enumerate(types)]
 
 
 def elements(value: ir.Value) -> Iterator[ir.Value]:
     """The elements of a vector: those of which `pack` has made it, or extracted."""
     owner = value.owner
-    if not isinstance(owner, ir.Block) and owner.operation.name == _PACK:
-        yield from owner.operands
-        return
+    if not isinstance(owner, ir.Block) and owner.name == _PACK:
+        return iter(owner.operands)
     type_ = value.type
     element = type_.element_type
-    for lane in range(type_.shape[0]):
-        yield _extract(value, lane, element)
+    return (_field(EXTRACT, value, i, element) for i in range(type_.shape[0]))
 
 
 def is_uniform(value: ir.Value, depth: int = 8) -> bool:

@@ -71,5 +71,5 @@ def _one(
         joined,
         volatile=volatile,
     )
-    held = [result] if single else operations.fields(result, made)
+    held = [result] if single else dtypes.fields(result, made)
     return words.join(held, results)

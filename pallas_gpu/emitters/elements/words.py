@@ -32,15 +32,7 @@ def constraints_of(types: Sequence[ir.Type]) -> list[str]:
 
 def to_words(values: Sequence[ir.Value]) -> list[list[ir.Value]]:
     """The words of each register, least significant first."""
-    forms = _for_each_type([value.type for value in values], _form)
-    done: dict[ir.Value, list[ir.Value]] = {}
-    words = []
-    for value, form in zip(values, forms, strict=True):
-        known = done.get(value)
-        if known is None:
-            known = done[value] = form.split(value)
-        words.append(known)
-    return words
+    return Words.of(values).each
 
 
 def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir.Value]:
@@ -50,12 +42,7 @@ def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir
 
 def join(words: Sequence[ir.Value], registers: Sequence[ir.Type]) -> list[ir.Value]:
     """Registers of some types, assembled from their words in order."""
-    values, position = [], 0
-    for form in _for_each_type(registers, _form):
-        end = position + form.count
-        values.append(form.join(words[position:end]))
-        position = end
-    return values
+    return _joined(words, _for_each_type(registers, _form))
 
 
 def word_type(register: ir.Type) -> ir.Type:
@@ -68,11 +55,7 @@ def word_type(register: ir.Type) -> ir.Type:
 def word_types(register: ir.Type) -> list[ir.Type]:
     """The types of the words that a register consists of."""
     form = _form(register)
-    if form.width >= 32:
-        return [register.element_type] * form.count
-    if form.packed is not None:
-        return [form.packed.element_type] * form.count
-    return [ir.IntegerType.get_signless(16)]
+    return [form.word] * form.count
 
 
 def assemble(
@@ -100,7 +83,7 @@ def assemble_types(
         ",".join(constraints),
         volatile=True,
     )
-    return [result] if single else operations.fields(result, types)
+    return [result] if single else dtypes.fields(result, types)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +92,17 @@ class _Form:
 
     Attributes:
       register: the type.
-      lanes, width: the number of its elements, and the bits of each.
+      width: the bits of an element.
       count: the number of words.
+      word: the type of a word.
       packed: a vector of that many words; None for elements that are words themselves,
         and for less than one word: a single byte, or a few bools.
     """
 
     register: ir.Type
-    lanes: int
     width: int
     count: int
+    word: ir.Type
     packed: ir.Type | None
 
     def split(self, value: ir.Value) -> list[ir.Value]:
@@ -126,11 +110,11 @@ class _Form:
         if self.width >= 32:
             return list(dtypes.elements(value))
         if self.packed is not None:
-            return list(dtypes.elements(_bitcast(self.packed, value)))
-        total = self.lanes * self.width
+            packed = _bitcast(self.packed, value)
+            return dtypes.fields(packed, [self.word] * self.count, dtypes.EXTRACT)
+        total = self.register.shape[0] * self.width
         narrow = ir.VectorType.get([1], ir.IntegerType.get_signless(total))
-        word = ir.IntegerType.get_signless(16)
-        return [arith.extui(word, dtypes.extract(_bitcast(narrow, value), 0))]
+        return [arith.extui(self.word, dtypes.extract(_bitcast(narrow, value), 0))]
 
     def join(self, words: Sequence[ir.Value]) -> ir.Value:
         """The register that consists of words."""
@@ -138,9 +122,66 @@ class _Form:
             return dtypes.pack(words, self.register)
         if self.packed is not None:
             return _bitcast(self.register, dtypes.pack(words, self.packed))
-        total = self.lanes * self.width
+        total = self.register.shape[0] * self.width
         narrow = arith.trunci(ir.IntegerType.get_signless(total), words[0])
         return _bitcast(self.register, dtypes.pack([narrow]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The words of some registers.
+
+    Attributes:
+      each: the words of each register, least significant first.
+      forms: how each register consists of them.
+    """
+
+    each: list[list[ir.Value]]
+    forms: list[_Form]
+
+    @classmethod
+    def of(cls, values: Sequence[ir.Value]) -> Words:
+        """Takes registers apart, each value once."""
+        forms = _for_each_type([value.type for value in values], _form)
+        done: dict[ir.Value, list[ir.Value]] = {}
+        each = []
+        for value, form in zip(values, forms, strict=True):
+            known = done.get(value)
+            if known is None:
+                known = done[value] = form.split(value)
+            each.append(known)
+        return cls(each, forms)
+
+    @property
+    def flat(self) -> list[ir.Value]:
+        """All words in order."""
+        return [word for register in self.each for word in register]
+
+    def through(
+        self, operands: Sequence[ir.Value], text: str, constraints: Sequence[str] = ()
+    ) -> list[ir.Value]:
+        """The registers after volatile inline assembly that modifies their words.
+
+        Args:
+          operands: others, numbered after the words, which come twice.
+          text: the assembly.
+          constraints: those of the other operands, and what it clobbers.
+        """
+        types = [form.word for form in self.forms for _ in range(form.count)]
+        kinds = constraints_of(types)
+        tied = [*(f"={kind}" for kind in kinds), *map(str, range(len(kinds)))]
+        given = [*self.flat, *operands]
+        made = assemble_types(types, given, text, [*tied, *constraints])
+        return _joined(made, self.forms)
+
+
+def _joined(words: Sequence[ir.Value], forms: Sequence[_Form]) -> list[ir.Value]:
+    values, position = [], 0
+    for form in forms:
+        end = position + form.count
+        values.append(form.join(words[position:end]))
+        position = end
+    return values
 
 
 def _bitcast(type_: ir.Type, value: ir.Value) -> ir.Value:
@@ -151,25 +192,18 @@ def _for_each_type[T](
     types: Sequence[ir.Type], function: Callable[[ir.Type], T]
 ) -> list[T]:
     """A function of each type, evaluated once for equal types."""
-    done: dict[ir.Type, T] = {}
-    results = []
-    for type_ in types:
-        known = done.get(type_)
-        if known is None:
-            known = done[type_] = function(type_)
-        results.append(known)
-    return results
+    done = {type_: function(type_) for type_ in set(types)}
+    return [done[type_] for type_ in types]
 
 
 def _form(register: ir.Type) -> _Form:
-    lanes, width = register.shape[0], register.element_type.width
+    element = register.element_type
+    lanes, width = register.shape[0], element.width
     if width >= 32:
-        return _Form(register, lanes, width, lanes, None)
+        return _Form(register, width, lanes, element, None)
     total = lanes * width
-    word_bits = 32 if total % 32 == 0 else 16
-    if total % word_bits:
-        return _Form(register, lanes, width, 1, None)
-    count = total // word_bits
-    word = ir.IntegerType.get_signless(word_bits)
-    packed = ir.VectorType.get([count], word)
-    return _Form(register, lanes, width, count, packed)
+    word = ir.IntegerType.get_signless(32 if total % 32 == 0 else 16)
+    if total % word.width:
+        return _Form(register, width, 1, word, None)
+    count = total // word.width
+    return _Form(register, width, count, word, ir.VectorType.get([count], word))

@@ -112,7 +112,7 @@ def _reducing(load: ir.Operation, modifier: str) -> ir.Value:
             ",".join([*(f"={x}" for x in letters), "r", "~{memory}"]),
             volatile=True,
         )
-        extremum = operations.fields(result, [*types, types[0]])[-1]
+        extremum = dtypes.fields(result, [*types, types[0]])[-1]
     load.results[0].replace_all_uses_with(result)
     load.erase()
     return extremum

@@ -103,25 +103,19 @@ def mma(
     _check_shapes(acc, a, b)
     _check_dtypes(acc.dtype, a.dtype, b.dtype)
     plan = _plan(acc, a, b)
-    inputs = words.to_words(acc.values)
+    held = words.Words.of(acc.values)
     _check_layout(acc, "The accumulator", Layout.WGMMA, Layout.WGMMA_ACC_32BIT)
-    order = _accumulator_order(_linear(acc), tuple(map(len, inputs)))
-    tied = [word for register in inputs for word in register]
+    counts = tuple(map(len, held.each))
+    order = _accumulator_order(_linear(acc), counts)
     a_words = [] if plan.a is not None else _a_fragments(a)  # type: ignore[arg-type]
-    count = len(tied)
-    operands = [*tied]
+    operands = [*a_words]
     if plan.a is not None:
         assert isinstance(a, SmemView)
         operands.append(_descriptor(a, plan.a))
-    operands += [*a_words, _descriptor(b, plan.b)]
-    # Inputs are numbered after the results; the tied inputs come first.
-    text = _text(plan, order, 2 * count, len(a_words), commits=commits)
+    operands.append(_descriptor(b, plan.b))
+    text = _text(plan, order, 2 * sum(counts), len(a_words), commits=commits)
     kinds = words.constraints(operands)
-    constraints = [f"={kind}" for kind in kinds[:count]]
-    constraints += [str(i) for i in range(count)]
-    constraints += [*kinds[count:], "~{memory}"]
-    results = words.assemble(tied, operands, text, constraints)
-    return acc.with_values(words.from_words(results, acc.values))
+    return acc.with_values(held.through(operands, text, [*kinds, "~{memory}"]))
 
 
 def wait(n: int) -> None:
@@ -148,14 +142,10 @@ def optimization_barrier(arrays: Sequence[Array]) -> tuple[Array, ...]:
     are not moved below it. Of the deferred arrays only splats have a value to order.
     """
     held = [_registers_of(x) for x in arrays]
-    pieces = words.to_words([value for values in held for value in values])
-    flat = [word for register in pieces for word in register]
-    if not flat:
+    if not any(held):
         return tuple(arrays)
-    kinds = words.constraints(flat)
-    constraints = [*(f"={kind}" for kind in kinds), *map(str, range(len(flat)))]
-    results = words.assemble(flat, flat, "", constraints)
-    fresh = iter(words.from_words(results, [v for values in held for v in values]))
+    pieces = words.Words.of([value for values in held for value in values])
+    fresh = iter(pieces.through([], ""))
     return tuple(
         _with_registers(x, list(itertools.islice(fresh, len(values))))
         for x, values in zip(arrays, held, strict=True)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax import lax
 
 from pallas_gpu import _jax, types
@@ -29,10 +27,11 @@ def check_indices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     marked = indices.find(region, certain=True) if wrapping else ()
     for value, (op, fact) in wrapping.items():
         if value in marked:
-            least = fact.bounds[0] < limits(value.aval)[0]
+            low, high = fact.bounds
+            least = low is not None and low < limits(value.aval)[0]
             raise indices.overflow(
                 value.dtype.name,
-                f"{fact.bounds[not least]} at {', '.join(_position(fact, least))}",
+                f"{low if least else high} at {', '.join(_position(fact, least))}",
                 op.where,
             )
 

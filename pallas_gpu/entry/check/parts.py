@@ -38,7 +38,10 @@ class Stores:
     """
 
     def __init__(
-        self, jaxpr: _jax.Jaxpr, refs: Collection[Any], axes: tuple[tuple[Any, int], ...]
+        self,
+        jaxpr: _jax.Jaxpr,
+        refs: Collection[Any],
+        axes: tuple[tuple[Any, int], ...],
     ):
         self._region, self._axes = region_of(jaxpr), axes
         pairs = zip(self._region.inputs, jaxpr.invars, strict=True)
