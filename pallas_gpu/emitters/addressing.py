@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
-from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters import arith, module, operations
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 
 

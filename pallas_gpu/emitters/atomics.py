@@ -9,9 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, indexed, masking, mbarrier, module, smem
+from pallas_gpu.emitters import (
+    addressing,
+    arith,
+    indexed,
+    masking,
+    mbarrier,
+    module,
+    smem,
+)
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.indexed import Elements
 from pallas_gpu.emitters.moves import scratch as scratches

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import module
+from pallas_gpu.emitters import arith, module
 from pallas_gpu.emitters.smem import predicated
 
 

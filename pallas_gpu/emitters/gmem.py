@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import addressing, masking, module, smem, sub_byte
+from pallas_gpu.emitters import addressing, arith, masking, module, smem, sub_byte
 from pallas_gpu.emitters.devices import multimem
 from pallas_gpu.emitters.devices.peers import ALL, Owner
 from pallas_gpu.emitters.elements import dtypes, packed, predication

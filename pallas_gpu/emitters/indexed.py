@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, gmem, masking, module, smem, sub_byte
+from pallas_gpu.emitters import addressing, arith, gmem, masking, module, smem, sub_byte
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import Array, Deferred, Iota, RegisterArray, Splat

@@ -7,9 +7,10 @@ import dataclasses
 import math
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm
+from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import arith
 
 WARPGROUP_THREADS = 128
 

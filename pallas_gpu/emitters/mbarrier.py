@@ -10,10 +10,10 @@ that the kernel states.
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import elected, module
+from pallas_gpu.emitters import arith, elected, module
 from pallas_gpu.emitters.smem import predicated
 
 # The suspend time hint of one try_wait, in ns; the wait loops in any case.

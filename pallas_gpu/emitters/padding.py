@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import addressing, module
+from pallas_gpu.emitters import addressing, arith, module
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.layouts import LinearLayout

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+from jaxlib.mlir.dialects import llvm, nvvm, scf
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, masking, module, sub_byte
+from pallas_gpu.emitters import addressing, arith, masking, module, sub_byte
 from pallas_gpu.emitters.elements import dtypes, packed, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import (

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, masking
+from pallas_gpu.emitters import addressing, arith, masking
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.registers import Array, RegisterArray
 from pallas_gpu.layouts.registers.placement import Placement

@@ -16,10 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm, scf
+from jaxlib.mlir.dialects import nvvm, scf
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, elected, mbarrier, module, smem, tensor_map
+from pallas_gpu.emitters import (
+    addressing,
+    arith,
+    elected,
+    mbarrier,
+    module,
+    smem,
+    tensor_map,
+)
 from pallas_gpu.emitters.cluster import Group
 from pallas_gpu.emitters.copies import bulk, instructions
 from pallas_gpu.emitters.elements import dtypes, packed

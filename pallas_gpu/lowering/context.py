@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters import arith, gmem, mbarrier, smem
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.devices import peers

@@ -8,10 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jaxlib.mlir.dialects import arith
-
 from pallas_gpu import arch, resources, types
-from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters import arith, gmem, mbarrier, smem
 from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import arith, elementwise
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.devices import peers

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing
+from pallas_gpu.emitters import addressing, arith
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import relayout
 from pallas_gpu.emitters.moves.image import MOST_EMITTED

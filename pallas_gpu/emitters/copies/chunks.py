@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, scf
+from jaxlib.mlir.dialects import scf
 
-from pallas_gpu.emitters import addressing, gmem, indexed, module, smem
+from pallas_gpu.emitters import addressing, arith, gmem, indexed, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import Splat
 from pallas_gpu.layouts.gmem.thread_copy import Bound, ThreadCopy

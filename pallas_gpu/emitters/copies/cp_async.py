@@ -7,9 +7,9 @@ A load of 4, 8 or 16 bytes is asynchronous. Narrower ones go through registers.
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, module, tma
+from pallas_gpu.emitters import addressing, arith, mbarrier, module, tma
 from pallas_gpu.emitters.copies.chunks import Chunk, over_chunks
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.gmem import GmemView

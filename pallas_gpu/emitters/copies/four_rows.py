@@ -12,9 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import addressing, gmem, masking, module, smem, tensor_map
+from pallas_gpu.emitters import (
+    addressing,
+    arith,
+    gmem,
+    masking,
+    module,
+    smem,
+    tensor_map,
+)
 from pallas_gpu.emitters.copies import chunks, instructions
 from pallas_gpu.emitters.elements import dtypes, packed
 from pallas_gpu.emitters.moves import shuffle

@@ -6,9 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import elected, gmem, mbarrier, module, smem, tensor_map, tma
+from pallas_gpu.emitters import (
+    arith,
+    elected,
+    gmem,
+    mbarrier,
+    module,
+    smem,
+    tensor_map,
+    tma,
+)
 from pallas_gpu.emitters.copies import instructions
 from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts.gmem.im2col import Windows, require_adjacent

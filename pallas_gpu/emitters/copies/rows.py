@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterator
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.emitters import (
+    arith,
     elected,
     gmem,
     indexed,

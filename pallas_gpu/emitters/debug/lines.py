@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, scf
+from jaxlib.mlir.dialects import gpu, scf
 
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import convert, dtypes
 from pallas_gpu.types import formats
 

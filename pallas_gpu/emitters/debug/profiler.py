@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import types
-from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters import arith, module, operations
 from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.types.profiling import trace
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, module, padding
+from pallas_gpu.emitters import addressing, arith, module, padding
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.debug import lines
 from pallas_gpu.emitters.elements import dtypes

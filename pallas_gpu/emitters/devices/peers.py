@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters import arith, module, operations
 
 # Whose memory: that of a device, or that of all of them.
 type Owner = ir.Value | int | Literal["all"]

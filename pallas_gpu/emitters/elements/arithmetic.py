@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, math
+from jaxlib.mlir.dialects import math
 
-from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters import arith, module, operations
 from pallas_gpu.emitters.elements import dtypes
 
 Emitter = Callable[..., ir.Value]  # (dtype, *values, **params) -> value

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters import arith, module, operations
 from pallas_gpu.emitters.elements import dtypes, narrow_floats, packed
 from pallas_gpu.emitters.elements.arithmetic import before_broadcast
 from pallas_gpu.emitters.elements.arithmetic import resize_float as _resize

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters import arith, module, operations
 from pallas_gpu.types.elements import Kind as Kind
 from pallas_gpu.types.elements import kind as kind
 from pallas_gpu.types.elements import stored_bits as stored_bits

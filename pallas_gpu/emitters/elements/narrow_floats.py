@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.arithmetic import resize_float
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, math
+from jaxlib.mlir.dialects import llvm, math
 
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.arithmetic import resize_float
 

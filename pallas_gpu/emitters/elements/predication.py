@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes
 
 # The constraint of inline assembly for a register of some bits; none has 8.

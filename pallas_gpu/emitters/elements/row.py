@@ -11,9 +11,9 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes, packed
 from pallas_gpu.emitters.elements.arithmetic import Emitter
 from pallas_gpu.emitters.elements.convert import convert_value

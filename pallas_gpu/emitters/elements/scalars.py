@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.convert import convert_value
 

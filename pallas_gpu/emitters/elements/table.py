@@ -14,10 +14,9 @@ from typing import TypedDict
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import operations
+from pallas_gpu.emitters import arith, operations
 from pallas_gpu.emitters.elements import arithmetic as emitters
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.arithmetic import Emitter

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import operations
+from pallas_gpu.emitters import arith, operations
 from pallas_gpu.emitters.elements import dtypes
 
 # LLVM's NVPTX constraint letter for each type of a word.

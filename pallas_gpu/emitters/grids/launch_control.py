@@ -7,9 +7,9 @@ Sources: PTX ISA, "clusterlaunchcontrol.try_cancel" and ".query_cancel".
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import mbarrier, module
+from pallas_gpu.emitters import arith, mbarrier, module
 from pallas_gpu.emitters.smem import predicated
 
 ANSWER_BYTES = 16

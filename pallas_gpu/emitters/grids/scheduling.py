@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, cluster, mbarrier, module
+from pallas_gpu.emitters import addressing, arith, cluster, mbarrier, module
 from pallas_gpu.emitters.smem import SmemView, predicated, slice_pointer
 
 

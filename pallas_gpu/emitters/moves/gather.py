@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, module
+from pallas_gpu.emitters import addressing, arith, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image

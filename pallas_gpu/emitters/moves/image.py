@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, module, smem
+from pallas_gpu.emitters import addressing, arith, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.padding import inside_from

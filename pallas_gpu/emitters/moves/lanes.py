@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import redux, shuffle

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, mbarrier, module
+from pallas_gpu.emitters import addressing, arith, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle

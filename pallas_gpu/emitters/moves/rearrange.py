@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, module, smem
+from pallas_gpu.emitters import addressing, arith, mbarrier, module, smem
 from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_gpu.emitters import addressing, mbarrier, module, padding
+from pallas_gpu.emitters import addressing, arith, mbarrier, module, padding
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.convert import before_extension, convert_value
 from pallas_gpu.emitters.elements.identities import identity

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_gpu.emitters import addressing, mbarrier, module, smem
+from pallas_gpu.emitters import addressing, arith, mbarrier, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle

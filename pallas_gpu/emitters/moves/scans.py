@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, padding
+from pallas_gpu.emitters import addressing, arith, mbarrier, padding
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.identities import identity
 from pallas_gpu.emitters.moves import shuffle

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, mbarrier, module, smem
+from pallas_gpu.emitters import addressing, arith, mbarrier, module, smem
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm
+from jaxlib.mlir.dialects import nvvm
 
-from pallas_gpu.emitters import module
+from pallas_gpu.emitters import arith, module
 from pallas_gpu.emitters.elements import dtypes
 
 _FULL_MASK = -1

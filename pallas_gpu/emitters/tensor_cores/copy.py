@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import module, smem
+from pallas_gpu.emitters import arith, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.emitters.tensor_cores import pairs

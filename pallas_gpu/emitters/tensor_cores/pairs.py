@@ -8,9 +8,8 @@ tcgen05 "CTA pair"); the one of even rank is the leader.
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import cluster, module
+from pallas_gpu.emitters import arith, cluster, module
 
 # The mask of two CTAs, from the rank of the leader on.
 _BOTH = 0b11

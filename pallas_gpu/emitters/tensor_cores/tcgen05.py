@@ -18,10 +18,10 @@ import dataclasses
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import module, smem
+from pallas_gpu.emitters import arith, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.emitters.tensor_cores import pairs, scales

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
-from pallas_gpu.emitters import mbarrier, module
+from pallas_gpu.emitters import arith, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes, words
 from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.emitters.smem import add_index, predicated

@@ -16,10 +16,10 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import module, registers, smem
+from pallas_gpu.emitters import arith, module, registers, smem
 from pallas_gpu.emitters.elements import dtypes, words
 from pallas_gpu.emitters.registers import Array, RegisterArray, Splat
 from pallas_gpu.emitters.smem import SmemView

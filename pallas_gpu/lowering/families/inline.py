@@ -13,10 +13,9 @@ import jax
 import jaxlib
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mlir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, types
-from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import arith, elementwise
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements import inline as asm

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import types
-from pallas_gpu.emitters import addressing, cluster, elementwise, mbarrier, tma
+from pallas_gpu.emitters import addressing, arith, cluster, elementwise, mbarrier, tma
 from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
+from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.emitters.module import KernelBuilder
 from pallas_gpu.lowering.context import RuleContext

@@ -8,9 +8,8 @@ import math
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import arith, elementwise
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.grids import launch_control
 from pallas_gpu.emitters.smem import slice_pointer

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import arith, elementwise
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.moves import rearrange as plans
