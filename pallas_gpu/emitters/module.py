@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from jax.interpreters import mlir as jax_mlir
@@ -150,7 +150,7 @@ class KernelBuilder:
         self.context = context if context is not None else make_context()
         self._contexts = contextlib.ExitStack()
         self._hoisted: dict[object, ir.Value] = {}
-        self._attributes: dict[object, Mapping[str, ir.Attribute]] = {}
+        self._attributes: dict[object, Any] = {}
         self._finished = False
         self.issuer: Issuer = "warpgroup"
         self.extended: dict[ir.Value, ir.Value] = {}
@@ -305,9 +305,7 @@ class KernelBuilder:
         finally:
             self.extended, self.owned = extended, owned
 
-    def attributes(
-        self, key: object, make: Callable[[], Mapping[str, ir.Attribute]]
-    ) -> Mapping[str, ir.Attribute]:
+    def attributes[T](self, key: object, make: Callable[[], T]) -> T:
         """The attributes that hundreds of operations share, created once.
 
         Args:

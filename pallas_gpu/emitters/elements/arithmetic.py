@@ -9,6 +9,7 @@ in XLA's own kernels.
 
 from __future__ import annotations
 
+import functools
 import math as pymath
 from collections.abc import Callable
 
@@ -33,9 +34,30 @@ def resize_float(operation: str, dtype: np.dtype, value: ir.Value) -> ir.Value:
     return operations.create(operation, target, [value])
 
 
+class Bound:
+    """An emitter that is chosen once for all registers of an array.
+
+    Attributes:
+      bind: returns the function of values for a dtype and parameters.
+    """
+
+    def __init__(self, bind: Callable[..., Callable[..., ir.Value]]) -> None:
+        self.bind = bind
+
+    def __call__(self, dtype: np.dtype, *values: ir.Value, **params) -> ir.Value:
+        return self.bind(dtype, **params)(*values)
+
+
+def bound(emit: Emitter, dtype: np.dtype, **params) -> Callable[..., ir.Value]:
+    """The function of values that an emitter is for a dtype and parameters."""
+    if isinstance(emit, Bound):
+        return emit.bind(dtype, **params)
+    return functools.partial(emit, dtype, **params)
+
+
 def plain(op: Callable[..., ir.Value]) -> Emitter:
     """A single MLIR operation, for any dtype."""
-    return lambda dtype, *values, **_: op(*values)
+    return Bound(lambda dtype, **_: op)
 
 
 def compare(op: Callable, predicate: object) -> Emitter:
@@ -55,13 +77,15 @@ def asm(text: str) -> Callable[[ir.Value], ir.Value]:
         attributes = module.current().attributes(
             text, lambda: operations.assembly_attributes(text, "=f,f")
         )
-
-        def one(element: ir.Value) -> ir.Value:
-            return operations.create(
-                "llvm.inline_asm", element.type, [element], attributes
-            )
-
-        return dtypes.per_lane(one, value)
+        type_ = value.type
+        if not isinstance(type_, ir.VectorType):
+            return operations.create("llvm.inline_asm", type_, [value], attributes)
+        element = type_.element_type
+        lanes = [
+            operations.create("llvm.inline_asm", element, [lane], attributes)
+            for lane in dtypes.elements(value)
+        ]
+        return dtypes.pack(lanes, type_)
 
     return emit
 

@@ -7,6 +7,9 @@ integers wrap; every nonzero value, NaN included, converts to True.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
@@ -24,6 +27,9 @@ _EXTEND = "arith.extf"
 _NARROWED_BY_LLVM = ("arith.addf", "arith.subf", "arith.mulf")
 
 
+_Conversion = Callable[[ir.Value], ir.Value]
+
+
 def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     """Converts a value; keeps its length.
 
@@ -33,37 +39,49 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
       value: one element or a vector of `src`.
       src, dst: any two dtypes of kernels.
     """
+    return conversion(src, dst)(value)
+
+
+@functools.cache
+def conversion(src: np.dtype, dst: np.dtype) -> _Conversion:
+    """The function that converts values, as `convert_value`."""
     if src == dst:
-        return value
+        return lambda value: value
     if dtypes.is_packed(src) and dtypes.kind(src) in _INTEGERS:
-        return _from_narrow_int(value, src, dst)
+        return functools.partial(_from_narrow_int, src=src, dst=dst)
     if dst in (dtypes.F16, dtypes.BF16) and src in (dtypes.I8, dtypes.U8):
-        fast = packed.bytes_to_half(value, src, dst)
-        if fast is not None:
-            return fast
+        return functools.partial(_byte_to_half, src=src, dst=dst)
+    return _by_kind(src, dst)
+
+
+def _by_kind(src: np.dtype, dst: np.dtype) -> _Conversion:
     match dtypes.kind(src), dtypes.kind(dst):
         case ("float8" | "float4" | "exponent", _):
-            return _from_narrow_float(value, src, dst)
+            return functools.partial(_from_narrow_float, src=src, dst=dst)
         case (_, "float8" | "float4" | "exponent"):
-            return _to_narrow_float(value, src, dst)
+            return functools.partial(_to_narrow_float, src=src, dst=dst)
         case "float", "float":
-            return _float_to_float(value, src, dst)
+            return _float_to_float(src, dst)
         case "float", "bool":
-            zero = dtypes.constant(0.0, src, value)
-            return arith.cmpf(_CmpF.UNE, value, zero)
+            return lambda x: arith.cmpf(_CmpF.UNE, x, dtypes.constant(0.0, src, x))
         case "float", _:
-            return _float_to_int(value, src, dst)
+            return functools.partial(_float_to_int, src=src, dst=dst)
         case ("signed", "float"):
-            return _resize("arith.sitofp", dst, value)
+            return functools.partial(_resize, "arith.sitofp", dst)
         case (_, "float"):
-            return _resize("arith.uitofp", dst, value)
+            return functools.partial(_resize, "arith.uitofp", dst)
         case (_, "bool"):
-            return arith.cmpi(_CmpI.ne, value, dtypes.constant(0, src, value))
+            return lambda x: arith.cmpi(_CmpI.ne, x, dtypes.constant(0, src, x))
         case _:
-            return _int_to_int(value, src, dst)
+            return _int_to_int(src, dst)
 
 
 _INTEGERS = ("signed", "unsigned")
+
+
+def _byte_to_half(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    fast = packed.bytes_to_half(value, src, dst)
+    return _by_kind(src, dst)(value) if fast is None else fast
 
 
 def _from_narrow_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
@@ -104,30 +122,35 @@ def _to_narrow_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
             return narrow_floats.to_exponent(single)
 
 
-def _int_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+def _int_to_int(src: np.dtype, dst: np.dtype) -> _Conversion:
     if dtypes.bits(dst) == dtypes.bits(src):
-        return value
+        return lambda value: value
     if dtypes.bits(dst) < dtypes.bits(src):
-        return _resize("arith.trunci", dst, value)
+        return functools.partial(_resize, "arith.trunci", dst)
     signed = dtypes.kind(src) == "signed"
-    return _resize("arith.extsi" if signed else "arith.extui", dst, value)
+    return functools.partial(_resize, "arith.extsi" if signed else "arith.extui", dst)
 
 
-def _float_to_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+def _float_to_float(src: np.dtype, dst: np.dtype) -> _Conversion:
+    narrowed = functools.partial(_resize, "arith.truncf", dst)
     if dtypes.bits(src) == dtypes.bits(dst):
         # float16 and bfloat16: float32 holds both exactly.
-        value = _resize("arith.extf", dtypes.F32, value)
-        return _resize("arith.truncf", dst, value)
+        return lambda value: narrowed(_resize("arith.extf", dtypes.F32, value))
     if dtypes.bits(src) > dtypes.bits(dst):
         if dst == dtypes.BF16:
-            value = _of_narrow_operands(value)
-        return _resize("arith.truncf", dst, value)
-    if (src, dst) == (dtypes.BF16, dtypes.F32) and (dtypes.length(value) or 1) % 2 == 0:
-        result = _extended_in_words(value)
-    else:
-        result = _resize("arith.extf", dst, value)
-    module.current().extended[result] = value
-    return result
+            return lambda value: narrowed(_of_narrow_operands(value))
+        return narrowed
+    in_words = (src, dst) == (dtypes.BF16, dtypes.F32)
+
+    def widened(value: ir.Value) -> ir.Value:
+        if in_words and (dtypes.length(value) or 1) % 2 == 0:
+            result = _extended_in_words(value)
+        else:
+            result = _resize("arith.extf", dst, value)
+        module.current().extended[result] = value
+        return result
+
+    return widened
 
 
 def _extended_in_words(value: ir.Value) -> ir.Value:
@@ -153,8 +176,8 @@ def _of_narrow_operands(value: ir.Value) -> ir.Value:
     an operand of float32 it computes nothing narrower, but ptxas needs fewer registers:
     then this form replaces the words, unless something else uses them.
     """
-    made = None if isinstance(value.owner, ir.Block) else value.owner.operation
-    if made is None or made.name not in _NARROWED_BY_LLVM:
+    made = value.owner
+    if isinstance(made, ir.Block) or made.name not in _NARROWED_BY_LLVM:
         return value
     narrow = [before_extension(operand, dtypes.BF16) for operand in made.operands]
     pairs = list(zip(made.operands, narrow, strict=True))
@@ -169,7 +192,7 @@ def _of_narrow_operands(value: ir.Value) -> ir.Value:
         operand if source is None else operations.create(_EXTEND, value.type, [source])
         for operand, source in pairs
     ]
-    attributes = {"fastmath": made.attributes["fastmath"]}
+    attributes = {"fastmath": made.operation.attributes["fastmath"]}
     return operations.create(made.name, value.type, wide, attributes)
 
 

@@ -8,7 +8,7 @@ A value is one element (`f32`) or the vector of one register (`vector<2xf32>`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -147,21 +147,25 @@ def splat(value: ir.Value, lanes: int) -> ir.Value:
 
 def extract(value: ir.Value, lane: int) -> ir.Value:
     """One element of a vector."""
-    return _field(EXTRACT, value, lane, value.type.element_type)
+    (at,) = _positions(EXTRACT, range(lane, lane + 1))
+    return operations.create(EXTRACT, value.type.element_type, [value], at)
 
 
-def _field(name: str, value: ir.Value, i: int, type_: ir.Type) -> ir.Value:
-    at = module.current().attributes(
-        (name, i), lambda: {_POSITIONS[name]: operations.position(i)}
+def _positions(name: str, of: range) -> list[Mapping[str, ir.Attribute]]:
+    """The attributes of operations that take fields at some positions."""
+    key = _POSITIONS[name]
+    return module.current().attributes(
+        (name, of), lambda: [{key: operations.position(i)} for i in of]
     )
-    return operations.create(name, type_, [value], at)
 
 
 def fields(
     value: ir.Value, types: Sequence[ir.Type], name: str = EXTRACT_VALUE
 ) -> list[ir.Value]:
     """The fields of a structure of the given types, or by `EXTRACT` of a vector."""
-    return [_field(name, value, i, type_) for i, type_ in enumerate(types)]
+    places, operands = _positions(name, range(len(types))), [value]
+    pairs = zip(types, places, strict=True)
+    return [operations.create(name, type_, operands, at) for type_, at in pairs]
 
 
 def elements(value: ir.Value) -> Iterator[ir.Value]:
@@ -170,8 +174,9 @@ def elements(value: ir.Value) -> Iterator[ir.Value]:
     if not isinstance(owner, ir.Block) and owner.name == _PACK:
         return iter(owner.operands)
     type_ = value.type
-    element = type_.element_type
-    return (_field(EXTRACT, value, i, element) for i in range(type_.shape[0]))
+    element, operands = type_.element_type, [value]
+    places = _positions(EXTRACT, range(type_.shape[0]))
+    return (operations.create(EXTRACT, element, operands, at) for at in places)
 
 
 def is_uniform(value: ir.Value, depth: int = 8) -> bool:

@@ -15,8 +15,8 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.elements import dtypes, packed
-from pallas_gpu.emitters.elements.arithmetic import Emitter
-from pallas_gpu.emitters.elements.convert import convert_value
+from pallas_gpu.emitters.elements.arithmetic import Emitter, bound
+from pallas_gpu.emitters.elements.convert import conversion
 from pallas_gpu.layouts.moves import rates
 
 NARROW_FLOATS: tuple[dtypes.Kind, ...] = ("float8", "float4", "exponent")
@@ -206,14 +206,14 @@ class Row:
         if dtypes.is_packed(dtype) and dtypes.kind(dtype) in ("signed", "unsigned"):
             return self._of_bytes(dtype, chosen, params)
         if not self._widens(dtype):
-            return lambda *values: chosen(dtype, *values, **params)
+            return bound(chosen, dtype, **params)
+
+        compute = bound(chosen, dtypes.F32, **params)
+        widen, narrow = conversion(dtype, dtypes.F32), conversion(dtypes.F32, dtype)
 
         def widened(*values: ir.Value) -> ir.Value:
-            wide = [convert_value(value, dtype, dtypes.F32) for value in values]
-            result = chosen(dtypes.F32, *wide, **params)
-            if self.result == "bool":
-                return result
-            return convert_value(result, dtypes.F32, dtype)
+            result = compute(*map(widen, values))
+            return result if self.result == "bool" else narrow(result)
 
         return widened
 
@@ -225,7 +225,7 @@ class Row:
         A quotient or a sum that does not fit wraps by losing those bits.
         """
         if self.result == "any" or self.low_bits:
-            return lambda *values: chosen(dtype, *values, **params)
+            return bound(chosen, dtype, **params)
         own = dtypes.kind(dtype)
         signed = (own if self.extension == "own" else self.extension) == "signed"
         held = dtypes.I8 if signed else dtypes.U8

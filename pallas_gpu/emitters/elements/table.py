@@ -20,7 +20,7 @@ from pallas_gpu.emitters import arith, operations
 from pallas_gpu.emitters.elements import arithmetic as emitters
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.arithmetic import Emitter
-from pallas_gpu.emitters.elements.convert import convert_value
+from pallas_gpu.emitters.elements.convert import conversion
 from pallas_gpu.emitters.elements.row import Case, Row
 
 _CmpF = arith.CmpFPredicate
@@ -123,10 +123,6 @@ def _special(instruction: str, rtol: float | None = None) -> Case:
     return Case(emitters.plain(emitters.approx(instruction)), rtol=rtol)
 
 
-def _convert(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
-    return convert_value(value, dtype, to)
-
-
 def _bitcast(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
     return dtypes.bitcast(value, to)
 
@@ -134,7 +130,7 @@ def _bitcast(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
 _ADD, _SUB, _MUL = (
     Case(emitters.plain(op)) for op in (emitters.addf, emitters.subf, emitters.mulf)
 )
-_CONVERT = Case(_convert)
+_CONVERT = Case(emitters.Bound(lambda dtype, to: conversion(dtype, to)))
 _BITCAST = Case(_bitcast)
 _SELECT = Case(emitters.select_n)
 _NOT = Case(emitters.bitwise_not)
