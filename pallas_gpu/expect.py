@@ -370,7 +370,7 @@ def integers(
 
 def is_sequence(value: Any) -> bool:
     """True for lists, tuples and other ordered collections; false for strings."""
-    if isinstance(value, str | bytes | Mapping | set | frozenset | type):
+    if isinstance(value, (str, bytes, Mapping, set, frozenset, type)):
         return False
     return hasattr(value, "__len__") and _iterates(value)
 
@@ -401,7 +401,7 @@ def _within(number: float, minimum: float | None, maximum: float | None) -> bool
 
 def number(value: Any, what: str) -> float:
     """Accepts static numbers."""
-    if not isinstance(value, bool | str | bytes):
+    if not isinstance(value, (bool, str, bytes)):
         try:
             return float(value)
         except Exception:

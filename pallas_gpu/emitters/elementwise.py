@@ -142,6 +142,6 @@ def _before_broadcast(operands: tuple[Array, ...]) -> tuple[Array, ...] | None:
 def scalar(value, dtype: np.dtype) -> Splat:
     """A scalar operand: an `ir.Value`, or a Python or numpy number."""
     dtype = np.dtype(dtype)
-    if isinstance(value, int | float | bool | np.generic):
+    if isinstance(value, (int, float, bool, np.generic)):
         value = dtypes.constant(value, dtype)
     return Splat(value, dtype, ())

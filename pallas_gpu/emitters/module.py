@@ -495,15 +495,13 @@ class KernelBuilder:
         host = self._launch.operation.block
         loads = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
         self._take_pointers(loads)
-        found = [
-            o.operation for o in self.body.operations if o.operation.name == PROLOGUE
-        ]
-        if len(found) != 1:
+        found = prologue_of(self._launch.operation)
+        if found is None:
             raise errors.InternalError(
                 "the module does not have a prologue",
                 expected="a module before its host work is lowered",
             )
-        (self._anchor,) = found
+        self._anchor = found
         thread, lane, warp, warpgroup, x, y, z, *rest = self._anchor.operands
         elected, warp_elected, self.smem_base = rest
         self.threads = ThreadIds(
@@ -534,6 +532,24 @@ def launch_of(module: ir.Module) -> Any:
             "a kernel's module must have one gpu.launch", got=f"{len(found)} of them"
         )
     return found[0]
+
+
+def prologue_of(launch: ir.Operation) -> ir.Operation | None:
+    """The operation that ends the prologue of a launch, if it is still there.
+
+    For each operation of a block Python looks for the classes of its dialect; a walk
+    does not.
+    """
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name != PROLOGUE:
+            return ir.WalkResult.ADVANCE
+        found.append(op)
+        return ir.WalkResult.INTERRUPT
+
+    launch.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found[0] if found else None
 
 
 def register_limit_of(module: ir.Operation) -> ir.IntegerAttr | None:

@@ -262,7 +262,7 @@ def lower_tensor_maps(
                 op.erase()
     pairs = zip(slots, addresses, strict=True)
     # Which of the peers' descriptors a copy takes is not known here.
-    _prefetch(body, [address for x, address in pairs if x.owner != "peers"])
+    _prefetch(launch, [address for x, address in pairs if x.owner != "peers"])
     return total
 
 
@@ -279,18 +279,17 @@ def _too_many(count: int, name: str) -> errors.OutOfResources:
     )
 
 
-def _prefetch(body: ir.Block, addresses: Sequence[ir.Value]) -> None:
+def _prefetch(launch: ir.Operation, addresses: Sequence[ir.Value]) -> None:
     """Fetches descriptors at the start of the kernel; a copy would wait for its own.
 
     PTX: `prefetch.tensormap`. Since: sm_90. The elected thread of each warpgroup issues
     it, predicated: a branch would cost more.
     """
-    prologues = (o for o in body.operations if o.operation.name == module.PROLOGUE)
-    prologue = next(prologues, None)
+    prologue = module.prologue_of(launch)
     if prologue is None:
         return
-    elected = prologue.operation.operands[module.PROLOGUE_ELECTED]
-    with ir.InsertionPoint(prologue.operation):
+    elected = prologue.operands[module.PROLOGUE_ELECTED]
+    with ir.InsertionPoint(prologue):
         for address in addresses:
             llvm.inline_asm(
                 None,

@@ -254,7 +254,7 @@ class _Expansion(Rewrite):
     ) -> _jax.JaxprEqn:
         def call(*values: Any) -> list[Any]:
             results = rule(composite, *values)
-            return list(results) if isinstance(results, list | tuple) else [results]
+            return list(results) if isinstance(results, (list, tuple)) else [results]
 
         name = eqn.primitive.name
         with scope.tracing(self._kernel.mesh), _at(located):

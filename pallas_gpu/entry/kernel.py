@@ -35,7 +35,7 @@ _MISSING: Any = object()
 
 def interpretation(value: Any) -> Any:
     """Accepts what `interpret` can be."""
-    is_known = value is None or isinstance(value, bool | types.InterpretParams)
+    is_known = value is None or isinstance(value, (bool, types.InterpretParams))
     if is_known or (isinstance(value, str) and value == "emitted"):
         return value
     raise errors.ArgumentTypeError(
@@ -262,7 +262,7 @@ def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(scratch, dict):
         expect.names(tuple(scratch), "a key of the scratch declarations")
         return (), scratch
-    if scratch is None or isinstance(scratch, list | tuple):
+    if scratch is None or isinstance(scratch, (list, tuple)):
         return tuple(scratch or ()), {}
     require_declaration(scratch)
     return (scratch,), {}
@@ -458,7 +458,7 @@ def _out_aval(x: Any, what: str) -> Any:
 
 def _over_flat_refs(body, in_tree, out_tree, out_type):
     """Restores the pytrees of arguments; flattens a tuple of results, as upstream."""
-    spread = isinstance(out_type, tuple | list)
+    spread = isinstance(out_type, (tuple, list))
 
     @functools.wraps(body)
     def flat_body(*refs):

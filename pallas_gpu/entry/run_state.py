@@ -81,7 +81,7 @@ def _call(f: Callable[..., None], state: Any) -> None:
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(x, types.ACC | types.AccumulatorInit)
+    return isinstance(x, (types.ACC, types.AccumulatorInit))
 
 
 def _require_accumulator(leaf: Any) -> None:

@@ -128,7 +128,7 @@ def index_value(value: Any) -> Any:
 
 def i32(value: Any) -> ir.Value | int:
     """Returns an index as an i32 value, or as a Python number."""
-    if isinstance(value, int | np.integer):
+    if isinstance(value, (int, np.integer)):
         return int(value)
     if isinstance(value, regs.Splat):
         return vals.scalar_value(elementwise.astype(value, I32))

@@ -80,7 +80,7 @@ def _view_in[T: (GmemView, SmemView)](kind: type[T], ref: ir.Value, space: str) 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Returns a tuple, whose only element may be given by itself."""
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def arranged(

@@ -447,7 +447,7 @@ class FragmentedArray(Operators):
         """
         ref = ref.ref if isinstance(ref, MultimemRef) else ref
         array = self.array()
-        strided = isinstance(self.layout, WGStridedLayout | WGSplatLayout)
+        strided = isinstance(self.layout, (WGStridedLayout, WGSplatLayout))
         view = transfers.swizzled(memrefs.view_of(ref, self.is_signed), swizzle)
         plain = optimized and not strided
         transfers.store(view, array, optimized=plain, atomic=atomic)

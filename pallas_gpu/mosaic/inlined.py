@@ -58,7 +58,7 @@ def parities(handle: BarrierRef | CollectiveBarrierRef) -> ir.Value:
 
 def is_array(x: Any) -> bool:
     """Whether something is a leaf of the results of inline code."""
-    return isinstance(x, FragmentedArray | ir.Value)
+    return isinstance(x, (FragmentedArray, ir.Value))
 
 
 def registers(x: Any, dtype: np.dtype) -> regs.Array | None:

@@ -102,7 +102,7 @@ def as_gpu_kernel(
         "they are the context, a memref for each array, and the scratch: "
         "def body(ctx, x_ref, o_ref, scratch):",
     )
-    single = not isinstance(out_shape, tuple | list) and not updated
+    single = not isinstance(out_shape, (tuple, list)) and not updated
     name = kernel_name or getattr(body, "__name__", "anonymous")
     launch = _Launch(
         body,
@@ -203,7 +203,7 @@ def _refuse(thread_semantics: Any) -> None:
 
 
 def _sequence(shape: Any) -> tuple[Any, ...]:
-    return tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    return tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
 
 
 def _types(shapes: Sequence[Any], what: str) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -33,7 +33,7 @@ def c(val: int | float, ty: ir.Type) -> ir.Value:
         return vector.broadcast(ty, c(val, ty.element_type))
     if isinstance(ty, ir.FloatType):
         return arith.constant(ty, ir.FloatAttr.get(ty, float(val)))
-    if not isinstance(val, int | np.integer):
+    if not isinstance(val, (int, np.integer)):
         raise errors.ArgumentTypeError(
             "c: a constant of an integer type", expected="an integer", got=repr(val)
         )
@@ -134,7 +134,7 @@ def fori(bound: ir.Value, carrys: Any) -> Callable[[Callable], ForResult]:
     Raises:
       ArgumentError: the body returns another tree than it gets.
     """
-    single = not isinstance(carrys, list | tuple)
+    single = not isinstance(carrys, (list, tuple))
     leaves, tree = jax.tree.flatten([carrys] if single else carrys)
 
     def loop(f: Callable) -> ForResult:

@@ -222,7 +222,7 @@ def array(value: Any, what: str) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     hint = "pass jnp.asarray(...)"
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, (np.ndarray, np.generic)):
         # NumPy has objects, text and dates, too.
         with contextlib.suppress(TypeError):
             return jnp.asarray(value)

@@ -168,7 +168,7 @@ class Stream:
         steps = self._steps(axis)
         for d, (step, (entry, extent)) in enumerate(zip(steps, sizes, strict=True)):
             block = getattr(entry, "block_size", entry)
-            in_blocks = isinstance(entry, int | types.Blocked) and block > 1
+            in_blocks = isinstance(entry, (int, types.Blocked)) and block > 1
             # Wherever the first block is, the last is so many elements after it.
             if in_blocks and step == block and step * block * (size - 1) >= extent:
                 raise errors.OutOfBoundsError(

@@ -73,7 +73,7 @@ def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
 
 def at_top(tree: Any) -> tuple[Any, ...]:
     """Returns the parts of a tree: at the top a list is a tuple."""
-    return tuple(tree) if isinstance(tree, list | tuple) else (tree,)
+    return tuple(tree) if isinstance(tree, (list, tuple)) else (tree,)
 
 
 def leaves(arrays: Any) -> list[Any]:

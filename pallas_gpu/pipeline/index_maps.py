@@ -36,7 +36,7 @@ def block_index(
     if spec.block_shape is None or index_map is None:
         return [0] * rank
     index = index_map(*arguments)
-    index = list(index) if isinstance(index, tuple | list) else [index]
+    index = list(index) if isinstance(index, (tuple, list)) else [index]
     if len(index) != rank:
         raise errors.ArgumentError(
             f"BlockSpec of {what}: the index map returns the wrong number of indices",

@@ -63,7 +63,7 @@ def check_layout(layout: Any, who: str) -> Any:
         return layout.tiled
     if isinstance(layout, Layout):
         to_layout(layout)  # raises if it needs parameters
-    if layout is None or isinstance(layout, Layout | RegisterLayout):
+    if layout is None or isinstance(layout, (Layout, RegisterLayout)):
         return layout
     raise errors.ArgumentTypeError(
         f"{who}: the layout is not a register layout",

@@ -256,6 +256,8 @@ def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
 
 def _as_operands(tree: Any) -> Any:
     """Returns a pytree with constants where indices may have been meant."""
+    if tree is None or isinstance(tree, Value):
+        return tree
     return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, tree)
 
 

@@ -266,7 +266,7 @@ def _params(params: dict[str, Any]) -> str:
 
 
 def _param(value: Any) -> str:
-    if isinstance(value, _jax.Jaxpr | _jax.ClosedJaxpr):
+    if isinstance(value, (_jax.Jaxpr, _jax.ClosedJaxpr)):
         return "..."
     name = getattr(value, "name", "..." if callable(value) else value)
     return str(name)

@@ -34,7 +34,7 @@ _DEFAULT_SECONDS = 120.0
 def _configs(value: Any, what: str) -> Any:
     if expect.is_sequence(value):
         return arguments.listed(value, what)
-    if isinstance(value, str | bytes | type) or not callable(value):
+    if isinstance(value, (str, bytes, type)) or not callable(value):
         raise expect.wrong_type(
             what,
             "a sequence of configurations",
@@ -63,7 +63,7 @@ def _tolerance(value: Any, what: str) -> float:
 
 
 def _path(value: Any, what: str) -> str:
-    if isinstance(value, str | os.PathLike) and os.fspath(value):
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
         return str(os.fspath(value))
     raise expect.wrong_type(what, "a folder", "a path", value, "pass it as a string")
 

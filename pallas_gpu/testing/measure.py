@@ -38,7 +38,7 @@ def measure(
       NoGpuError: in the call: JAX has no CUDA device.
       MeasurementError: in the call: the iterations launch different kernels.
     """
-    compiled = isinstance(f, jax.stages.Wrapped | jax.stages.Compiled)
+    compiled = isinstance(f, (jax.stages.Wrapped, jax.stages.Compiled))
     function = f if compiled else jax.jit(f)
 
     @functools.wraps(f)

@@ -189,7 +189,7 @@ class PerfTable:
             )
         b = self.benchmark
         figure, axes = pyplot.subplots()
-        is_number = all(isinstance(x, int | float) for x in b.x_vals)
+        is_number = all(isinstance(x, (int, float)) for x in b.x_vals)
         xs = list(b.x_vals) if is_number else [str(x) for x in b.x_vals]
         for number, title in enumerate(b.titles):
             value, low, high = zip(*(row[number] for row in self.rows), strict=True)

@@ -394,7 +394,7 @@ def _evaluated(name: str, inputs: Sequence[Any]) -> Any:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, bool | int | float)
+    return isinstance(x, (bool, int, float))
 
 
 def _elements(op: Op) -> float:

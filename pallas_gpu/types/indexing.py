@@ -101,7 +101,7 @@ def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
 
 def is_array_index(entry: Any) -> bool:
     """True for an array among the indices of a step."""
-    return not isinstance(entry, _jax.Slice | int) and np.ndim(entry) > 0
+    return not isinstance(entry, (_jax.Slice, int)) and np.ndim(entry) > 0
 
 
 def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int, ...]:
@@ -198,7 +198,7 @@ def _out_of_bounds(got: str, dim: int, shape: Sequence[int]) -> errors.OutOfBoun
 
 
 def _is_array(entry: Any) -> bool:
-    return isinstance(entry, np.ndarray | jax.Array) and entry.ndim > 0
+    return isinstance(entry, (np.ndarray, jax.Array)) and entry.ndim > 0
 
 
 def _constant_array(entry: Any, dim: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -194,7 +194,7 @@ def _adjacent(
                 divisor = math.gcd(divisor, index.stride * stride, start * stride)
             case LookedUp() if line.number not in index.dims:
                 divisor = math.gcd(divisor, stride)
-            case _ if not isinstance(index, Axis | LookedUp) and not index.shape:
+            case _ if not isinstance(index, (Axis, LookedUp)) and not index.shape:
                 divisor = math.gcd(divisor, stride)
             case _:
                 return None
@@ -438,7 +438,7 @@ def _plus(a: Index, b: Index, final: tuple[int, ...]) -> Index:
 
 
 def _is_scalar(index: Index) -> bool:
-    return not isinstance(index, Axis | LookedUp) and np.ndim(index) == 0
+    return not isinstance(index, (Axis, LookedUp)) and np.ndim(index) == 0
 
 
 def _times(a: Index, factor: int, final: tuple[int, ...]) -> Index:

@@ -100,7 +100,7 @@ def is_window(step: Any) -> bool:
     if isinstance(step, _jax.NDIndexer):
         slices = [i for i in step.indices if isinstance(i, _jax.Slice)]
         return not step.int_indexer_shape and all(s.stride in (None, 1) for s in slices)
-    return isinstance(step, _jax.TransposeTransform | Owner)
+    return isinstance(step, (_jax.TransposeTransform, Owner))
 
 
 def typed(
@@ -213,7 +213,7 @@ def _range(index: Any) -> tuple[int | Sum, int | None]:
 def _start(value: Any) -> int | Sum:
     if value is None:
         return 0
-    if isinstance(value, int | np.integer | np.ndarray):
+    if isinstance(value, (int, np.integer, np.ndarray)):
         return int(value)
     return Sum(0, (value,))
 
@@ -226,7 +226,7 @@ def _static_size(index: Any) -> int:
             got=f"stride {index.stride}",
             hint="reads, writes and atomics take a stride; copy the whole range",
         )
-    if not isinstance(index.size, int | np.integer):
+    if not isinstance(index.size, (int, np.integer)):
         raise errors.UnsupportedError(
             "a slice of a reference has a size that is not static",
             expected="a Python integer",

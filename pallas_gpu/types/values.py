@@ -33,7 +33,7 @@ expect.name_with(_called)
 
 def abstract(value: Any) -> Any:
     """Returns the type of a value as JAX sees it; None for what is no value."""
-    if value is None or isinstance(value, str | bytes | type | jax.ShapeDtypeStruct):
+    if value is None or isinstance(value, (str, bytes, type, jax.ShapeDtypeStruct)):
         return None
     try:
         return jax.typeof(value)
@@ -91,7 +91,7 @@ def step(value: Any, what: str) -> Any:
 
 def condition(value: Any, what: str) -> Any:
     """Accepts scalars that are bools or integers: Python's, and traced ones."""
-    if isinstance(value, bool | np.bool_) and not _jax.is_tracer(value):
+    if isinstance(value, (bool, np.bool_)) and not _jax.is_tracer(value):
         return bool(value)
     if _is_scalar(value, jnp.integer) or _is_scalar(value, jnp.bool_):
         return value
@@ -196,7 +196,7 @@ Values = Annotated[Any, values]
 
 def _dtype(value: Any, what: str, accepts: Any) -> np.dtype:
     found = None
-    names_a_type = isinstance(value, np.dtype | type | str)
+    names_a_type = isinstance(value, (np.dtype, type, str))
     if names_a_type or (hasattr(value, "dtype") and not hasattr(value, "shape")):
         try:
             found = jnp.dtype(value)

@@ -171,9 +171,9 @@ def _is_safe_divisor(y: ir.Value) -> bool:
 def before_broadcast(value: ir.Value) -> ir.Value:
     """The element that is in every lane of a broadcast; otherwise the value itself."""
     owner = value.owner
-    if isinstance(owner, ir.Operation | ir.OpView) and owner.name == "vector.broadcast":
-        return owner.operands[0]
-    return value
+    if isinstance(owner, ir.Block) or owner.name != "vector.broadcast":
+        return value
+    return owner.operands[0]
 
 
 def all_ones(dtype, x):

@@ -134,7 +134,7 @@ def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Valu
 def is_constant(value: ir.Value) -> bool:
     """True if the value is defined by a constant operation."""
     owner = value.owner
-    return isinstance(owner, ir.Operation | ir.OpView) and (
+    return isinstance(owner, (ir.Operation, ir.OpView)) and (
         owner.operation.name == "arith.constant"
     )
 

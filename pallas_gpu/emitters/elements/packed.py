@@ -209,7 +209,7 @@ def converted(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value | None:
 def _packed_words(value: ir.Value) -> list[ir.Value] | None:
     """The words that `unpack` made a register of 4-bit elements from."""
     owner = value.owner
-    if not isinstance(owner, ir.Operation | ir.OpView):
+    if not isinstance(owner, (ir.Operation, ir.OpView)):
         return None
     if _UNPACKED not in owner.operation.attributes:
         return None

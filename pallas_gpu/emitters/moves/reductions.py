@@ -157,7 +157,7 @@ def _with_products_added(combine: Callable, values: list[ir.Value]) -> list[ir.V
 
 def _is_product(value: ir.Value) -> bool:
     owner = value.owner
-    return isinstance(owner, ir.Operation | ir.OpView) and owner.name == "arith.mulf"
+    return isinstance(owner, (ir.Operation, ir.OpView)) and owner.name == "arith.mulf"
 
 
 def _chained(

@@ -27,10 +27,8 @@ def lower_host_work(module: ir.Module, name: str = "") -> ir.Module:
     buffers = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
     with module.context, ir.Location.unknown():
         tensor_map.lower_tensor_maps(module, launch.operation, body, buffers, name)
-        # It is near the start; walking the whole body creates thousands of objects.
-        tags = (o for o in body.operations if o.operation.name == module_lib.PROLOGUE)
-        if (tag := next(tags, None)) is not None:
-            tag.operation.erase()
+        if (tag := module_lib.prologue_of(launch.operation)) is not None:
+            tag.erase()
     return module
 
 

@@ -52,7 +52,7 @@ _MAX_DIMENSION = 2**31 - 2**18
 def require_element_types(avals: Iterable[Any]) -> None:
     """Raises DTypeError for an array whose element type kernels do not support."""
     for aval in avals:
-        array = isinstance(aval, _jax.ShapedArray | types.KernelRef | Constant)
+        array = isinstance(aval, (_jax.ShapedArray, types.KernelRef, Constant))
         # Tensor memory is rejected as a whole, whatever its elements.
         if array and getattr(aval, "memory_space", None) is not types.TMEM:
             types.kind(aval.dtype)

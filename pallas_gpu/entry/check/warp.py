@@ -120,7 +120,7 @@ def _refuse_tmem(aval: Any, name: str) -> None:
 def _check_layout(op: Op) -> None:
     """Raises LayoutError for a layout that distributes an array over several warps."""
     layout = op.params.get("layout")
-    if not isinstance(layout, layouts.Layout | layouts.RegisterLayout):
+    if not isinstance(layout, (layouts.Layout, layouts.RegisterLayout)):
         return
     placement = place(layout, op.results[0].shape)
     if isinstance(placement, layouts.WGSplatLayout) or is_of_warp(placement):

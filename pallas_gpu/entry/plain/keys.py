@@ -230,7 +230,7 @@ def results(
     trace: Retrace, eqn: _jax.JaxprEqn, operands: Sequence[Any]
 ) -> list[Any] | None:
     """Returns the results of an operation that may be on keys; None if it is not."""
-    if not any(isinstance(x, Key | KeyData) for x in operands):
+    if not any(isinstance(x, (Key, KeyData)) for x in operands):
         return None
     if bodies(eqn) and eqn.primitive.name not in SHAPES:
         raise errors.UnsupportedError(

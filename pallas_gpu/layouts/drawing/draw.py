@@ -191,7 +191,7 @@ def _in_registers(layout: Any, shape: tuple[int, ...]) -> tuple[str, str, Places
         _require_shape(layout.shape or shape, shape)
         cell = Cell("all", "r0.0", 0, 210, 7)
         return name, "register 0 of every thread", lambda i: [cell] * len(i)
-    if not isinstance(layout, LinearLayout | WGStridedLayout):
+    if not isinstance(layout, (LinearLayout, WGStridedLayout)):
         layout = layout.linear(shape)
     _require_shape(layout.shape, shape)
     owners, copies = _owners(layout)

@@ -67,7 +67,7 @@ class Assigned(Authored):
     def result(self, ctx: RuleContext, x: Any, slot: Slot) -> Any:
         layout = self.target(ctx, slot)
         # Deferred arrays stay so; a broadcast can only be materialized in one layout.
-        if layout is None or not isinstance(x, regs.RegisterArray | regs.Broadcast):
+        if layout is None or not isinstance(x, (regs.RegisterArray, regs.Broadcast)):
             return x
         return self.fit(ctx.kernel, x, layout)
 

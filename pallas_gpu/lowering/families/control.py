@@ -153,7 +153,7 @@ def _emit_choice(
 def _test(choice: ir.Value) -> ir.Value | None:
     """Returns the predicate that was converted to an index."""
     owner = choice.owner
-    if isinstance(owner, ir.Operation | ir.OpView) and (
+    if isinstance(owner, (ir.Operation, ir.OpView)) and (
         owner.operation.name == "arith.extui"
     ):
         source = owner.operation.operands[0]

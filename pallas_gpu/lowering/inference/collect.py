@@ -99,6 +99,11 @@ class _Key:
 _text_of = functools.lru_cache(maxsize=1024)(str)
 
 
+@functools.lru_cache(maxsize=1024)
+def _number_of_constant(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    return digest(f"{dtype}{shape}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Origin:
     """A result of an operation."""
@@ -402,7 +407,8 @@ class Node:
         network, path = self.network, (*self.path, (self.op, i, copy))
         outer, step = network.inside, network.steps[-1]
         if step.node is self:
-            step.arguments.extend(x for x in args if x not in self.inputs)
+            own = set(map(id, self.inputs))
+            step.arguments.extend(x for x in args if id(x) not in own)
         network.inside = (*outer, self)
         results = network.run(self.op.regions[i], args, path)
         network.inside = outer
@@ -485,7 +491,7 @@ class Network(networks.Network):
             step = Step(node, self.inside, inputs)
             self.steps.append(step)
             results = rules.get(op.primitive, without_arrays)(node, *inputs)
-            if not isinstance(results, list | tuple):
+            if not isinstance(results, (list, tuple)):
                 results = [] if results is None else [results]
             step.results.extend(results)
             env.update(zip(op.results, results, strict=True))
@@ -499,7 +505,9 @@ class Network(networks.Network):
         if not isinstance(operand, Constant):
             return env[operand]
         shape, dtype = operand.shape, operand.dtype
-        return Symbol(tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"))
+        return Symbol(
+            shape, dtype, functools.partial(_number_of_constant, dtype, shape)
+        )
 
 
 def collect(
@@ -525,7 +533,7 @@ def _has_arrays(op: Op) -> bool:
     """Whether an operation handles arrays in registers or in memory."""
     for x in (*op.inputs, *op.results):
         aval = getattr(x, "aval", None)
-        if isinstance(aval, types.SemaphoreRef | types.BarrierRef):
+        if isinstance(aval, (types.SemaphoreRef, types.BarrierRef)):
             continue
         if isinstance(aval, _jax.AbstractRef) or x.shape:
             return True

@@ -49,7 +49,7 @@ def parse_indices(
 
 
 def _range(x: Any, n: int) -> tuple[Index, int, bool]:
-    if isinstance(x, ir.Operation | ir.OpView):
+    if isinstance(x, (ir.Operation, ir.OpView)):
         x = x.result
     match x:
         case DynamicSlice():

@@ -145,7 +145,7 @@ def make_scores(x: Operands, sm_scale: Any, soft_cap: Any) -> Scores:
 
 
 def bounds(window: Any) -> tuple[int | None, int | None]:
-    sides = window if isinstance(window, tuple | list) else (window, window)
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
     fit = len(sides) == 2 and all(
         n is None or (isinstance(n, int | np.integer) and 0 <= n < 2**30) for n in sides
     )

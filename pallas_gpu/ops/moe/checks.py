@@ -194,7 +194,7 @@ def types(
         raise no_types(
             name, wanted + "operands", lhs, rhs, hint=hint if is_narrow else ""
         )
-    both = precision if isinstance(precision, tuple | list) else (precision,)
+    both = precision if isinstance(precision, (tuple, list)) else (precision,)
     for one in both:
         if not any(
             one is p or (isinstance(one, str) and one == p) for p in _PRECISIONS

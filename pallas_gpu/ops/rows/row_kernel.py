@@ -264,7 +264,7 @@ def _carry(one: Reduction, carry: Any, row: Row) -> Any:
             hint="return the carry with the elements of the row added",
         )
     for x in leaves:
-        if jnp.shape(x) != wanted and not isinstance(x, int | float):
+        if jnp.shape(x) != wanted and not isinstance(x, (int, float)):
             raise errors.ShapeError(
                 "Reduction.step does not return a number for each row",
                 expected=f"shape {wanted}, of elements of shape {elements}",

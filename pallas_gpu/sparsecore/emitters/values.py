@@ -230,7 +230,7 @@ def index(value: Any) -> ir.Value:
 
 def known(value: Any) -> int | None:
     """Returns the number that an integer value is, if it is a constant."""
-    if isinstance(value, int | np.integer):
+    if isinstance(value, (int, np.integer)):
         return int(value)
     owner = getattr(value, "owner", None)
     if isinstance(owner, ir.Block) or owner is None:

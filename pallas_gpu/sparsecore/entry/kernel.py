@@ -220,7 +220,7 @@ def _over_flat_refs(
 
     The reference to an argument that is updated in place is that of its result.
     """
-    spread = isinstance(out_type, tuple | list)
+    spread = isinstance(out_type, (tuple, list))
 
     @functools.wraps(body)
     def flat_body(*refs: Any) -> Any:

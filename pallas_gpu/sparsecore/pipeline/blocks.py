@@ -104,7 +104,7 @@ class BlockSpec:
         if self.index_map is None:
             return (0,) * rank
         found = self.index_map(*indices)
-        found = found if isinstance(found, tuple | list) else (found,)
+        found = found if isinstance(found, (tuple, list)) else (found,)
         if len(found) != rank:
             raise errors.ArgumentError(
                 f"BlockSpec of {what}: the index map returns the wrong number of "

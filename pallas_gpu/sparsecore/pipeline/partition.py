@@ -50,7 +50,7 @@ def part_of_grid(
     first = (0,) * len(grid)
     if axis_name is None:
         return tuple(grid), first
-    names = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+    names = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
     mesh = scope.current_mesh("emit_pipeline")
     sizes = dict(mesh.axes)
     unknown = [name for name in names if name not in sizes]

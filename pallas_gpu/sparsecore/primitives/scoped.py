@@ -66,7 +66,7 @@ def get_global(what: Any) -> Any:
 
 def require_declaration(leaf: Any) -> None:
     """Raises ArgumentTypeError unless a kernel for SparseCores can allocate it."""
-    if not isinstance(leaf, Scratch | Semaphore | SemaphoreType):
+    if not isinstance(leaf, (Scratch, Semaphore, SemaphoreType)):
         raise errors.ArgumentTypeError(
             "not a scratch declaration of SparseCores",
             expected="plsc.VMEM(shape, dtype), plsc.SemaphoreType.DMA, or pytrees of "

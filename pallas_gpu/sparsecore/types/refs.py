@@ -115,7 +115,7 @@ class SparseCoreRef(KernelRef):
 
 
 def _names_rows(entry: Any) -> bool:
-    if isinstance(entry, Indices | _jax.TransformedRef):
+    if isinstance(entry, (Indices, _jax.TransformedRef)):
         return True
     if not _jax.is_tracer(entry):
         return False

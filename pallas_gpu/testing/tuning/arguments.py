@@ -44,7 +44,7 @@ def text_of(value: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """True for arrays, tracers and `jax.ShapeDtypeStruct`s, not for Python numbers."""
-    return isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
 
 
 def _dtype(array: Any) -> Any:

@@ -107,7 +107,7 @@ class Gmem(MemorySpace):
 
 def _number(value: Any, dtype: np.dtype) -> bool | int | float:
     """Returns the initial value of elements, a number that their type has."""
-    if not isinstance(value, bool | int | float | np.number | np.bool_):
+    if not isinstance(value, (bool, int, float, np.number, np.bool_)):
         raise expect.wrong_type(
             "GMEM: init", "a number", "a Python number", value,
             "store other contents in the kernel, or pass them as an argument",

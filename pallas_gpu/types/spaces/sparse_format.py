@@ -19,7 +19,7 @@ _WIDTHS = (4, 8, 16, 32)
 
 
 def _array(value: Any, what: str) -> Any:
-    array = isinstance(value, np.ndarray | jax.Array)
+    array = isinstance(value, (np.ndarray, jax.Array))
     if array and values.is_element_type(value.dtype):
         return value
     raise expect.wrong_type(

@@ -126,7 +126,7 @@ class RefUnion(Declaration):
 
 
 def _require_array(member: Any) -> None:
-    if not isinstance(member, ScratchType | RefUnion):
+    if not isinstance(member, (ScratchType, RefUnion)):
         raise errors.ArgumentTypeError(
             "RefUnion: a member is not a declaration of an array",
             expected="plgpu.SMEM(shape, dtype), or pytrees of such declarations",

@@ -130,7 +130,7 @@ def _starts(
     for axis in plan.dynamic:
         most = shape[axis] - sizes[axis]
         known = index_value(indices[axis])
-        if isinstance(known, int | np.integer):
+        if isinstance(known, (int, np.integer)):
             firsts[axis] += sign * min(max(int(known), 0), most)
             continue
         start = vals.scalar_value(_clamped(known, most))
