@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm, scf
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, arith, masking, module, sub_byte
+from pallas_gpu.emitters import addressing, arith, masking, module, operations, sub_byte
 from pallas_gpu.emitters.elements import dtypes, packed, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import (
@@ -517,7 +517,7 @@ def _stmatrix(pointer: ir.Value, words: list[ir.Value], plan: AccessPlan) -> Non
     `stmatrix.sync.aligned.m16n8.x{1,2,4}.trans.shared.b8`, since sm_100a.
     """
     i32 = ir.IntegerType.get_signless(32)
-    whole = [llvm.bitcast(i32, word) for word in words]
+    whole = [operations.create("llvm.bitcast", i32, [word]) for word in words]
     nvvm.stmatrix(pointer, whole, *_matrix_attributes(plan, "m = 16, n = 8"))
 
 

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from pallas_gpu.errors import LayoutError, PallasGpuError
 from pallas_gpu.layouts.registers.catalogue import Layout, to_layout
 from pallas_gpu.layouts.registers.defaults import default_layout
-from pallas_gpu.layouts.registers.descriptions import WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.descriptions import (
+    RegisterLayout,
+    WGSplatLayout,
+    WGStridedLayout,
+)
 from pallas_gpu.layouts.registers.linear import THREADS, LinearLayout
 
 # Strided only if it is not linear.
@@ -32,7 +36,13 @@ def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
                 got=f"shape {layout.shape}",
             )
         return layout
-    description = to_layout(layout)
+    return _placed(to_layout(layout), shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _placed(
+    description: RegisterLayout, shape: tuple[int, ...]
+) -> Placement | WGSplatLayout:
     if isinstance(description, WGSplatLayout):
         return description
     if isinstance(description, WGStridedLayout) and not description.is_linear:
