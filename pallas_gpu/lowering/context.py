@@ -127,7 +127,7 @@ class KernelState:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class RuleContext:
     """The context of one operation.
 

@@ -57,7 +57,7 @@ MAX_TRIPS = 8
 _MAX_WEIGHT = MAX_TRIPS**4
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Symbol:
     """A scalar or an array, as inference sees it.
 
@@ -80,7 +80,7 @@ class Symbol:
         return dtypes.bits(self.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class _Key:
     """An operation and its operands, apart from its node: nodes refer to results."""
 
@@ -104,7 +104,7 @@ def _number_of_constant(dtype: np.dtype, shape: tuple[int, ...]) -> int:
     return digest(f"{dtype}{shape}")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class _Origin:
     """A result of an operation."""
 
@@ -119,7 +119,7 @@ class _Origin:
         return self._number
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Node:
     """An instance of an operation.
 
@@ -416,7 +416,7 @@ class Node:
         return results
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Step:
     """An operation in its order, or the end of one of its regions.
 
