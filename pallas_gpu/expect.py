@@ -17,9 +17,10 @@ import difflib
 import enum
 import functools
 import inspect
+import itertools
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
 
@@ -118,9 +119,12 @@ def _checked(
         every = {**implied, **rules}
         return {name: rule for name, rule in every.items() if rule is not anything}
 
-    def check(name: str | None, value: Any, prefix: str) -> Any:
-        rule = checks().get(name or "")
-        return value if rule is None else rule(value, f"{prefix}: {name}")
+    def check(names: Iterable[Any], values: Iterable[Any], prefix: str) -> list[Any]:
+        every = checks()
+        return [
+            rule(x, f"{prefix}: {name}") if (rule := every.get(name)) else x
+            for name, x in zip(names, values, strict=False)
+        ]
 
     @functools.wraps(fn)
     def checked(*args: Any, **named: Any) -> Any:
@@ -128,14 +132,12 @@ def _checked(
         first = 1 if fn.__name__ == "__init__" else 0
         prefix, given = who(*args, **named), (args[first:], named)
         try:
-            args = tuple(
-                check(ordered[i] if i < len(ordered) else rest, value, prefix)
-                for i, value in enumerate(args)
-            )
-            named = {
-                name: check(name if name in parameters else others, value, prefix)
-                for name, value in named.items()
-            }
+            places = itertools.chain(ordered, itertools.repeat(rest))
+            args = tuple(check(places, args, prefix))
+            if named:
+                known = (n if n in parameters else others for n in named)
+                values = check(known, named.values(), prefix)
+                named = dict(zip(named, values, strict=True))
             return fn(*args, **named)
         except errors.PallasGpuError as error:
             for refuse in _EXPLAIN:

@@ -63,5 +63,8 @@ def _static(a: Any, b: Any) -> bool:
 
 def _alike(*operands: Any) -> list[Any]:
     given = [np.int32(x) if isinstance(x, int) else x for x in operands]
-    shape = np.broadcast_shapes(*map(np.shape, given))
-    return [x if np.shape(x) == shape else jnp.broadcast_to(x, shape) for x in given]
+    shapes = {x.shape for x in given}
+    if len(shapes) == 1:
+        return given
+    shape = np.broadcast_shapes(*shapes)
+    return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in given]
