@@ -59,7 +59,7 @@ class _Scopes(Retrace):
             return self.evaluated(listed[at + 1 :], {**known, var: ref}, outs)
 
         with at_line_of(listed[at]):
-            return scoped(within, [self._declared(listed[at])], {}, (), [_EMPTY_REF])
+            return scoped(within, [self._declared(listed[at])], names=[_EMPTY_REF])
 
 
 def allocated(
@@ -91,7 +91,7 @@ def allocated(
             return
         with at_line_of(asked[0]):
             whats = list(map(declared, found.values()))
-            scoped(within, whats, {}, (), ["get_global"] * len(whats))
+            scoped(within, whats, names=["get_global"] * len(whats))
 
     avals = [v.aval.update() for v in jaxpr.invars]
     return _jax.trace(again, avals, axes)[0].jaxpr

@@ -26,8 +26,7 @@ from pallas_gpu.entry import (
     warp,
 )
 from pallas_gpu.entry.caching import captured, repeated
-from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
+from pallas_gpu.entry.scoped import called, is_declaration, require_declaration
 from pallas_gpu.types import values
 
 _MISSING: Any = object()
@@ -236,21 +235,13 @@ def with_scratch(
       threads: the axis whose threads have it together, if there is one.
       who: the caller, for messages.
     """
-    called = functools.partial(scope.call, who, body)
     positional, named = scratch_of(scratch)
     if not positional and not named:
-        return functools.wraps(body)(called)
+        return functools.wraps(body)(functools.partial(scope.call, who, body))
 
     @functools.wraps(body)
     def in_scope(*refs):
-        names = parameter_names(body, (*refs, *positional), named)
-        return scoped(
-            functools.partial(called, *refs),
-            positional,
-            named,
-            threads or (),
-            names[len(jax.tree.leaves(refs)) :],
-        )
+        return called(body, refs, positional, named, threads or (), who)
 
     return in_scope
 

@@ -230,7 +230,7 @@ class _Loop:
 
         if self._mesh.warpgroups > 1 and not scope.in_warp():
             return scoped.of_warpgroup(within, *declared)
-        return scoped.scoped(within, declared, {}, (), [""] * len(declared))
+        return scoped.scoped(within, declared)
 
     def _all(self, carry: list[Any], unroll: Any) -> list[Any]:
         ahead = self._fill()
