@@ -270,26 +270,31 @@ def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
             )
 
 
+# `tracer(body, arrays, mesh, name, params, like_upstream)` returns a traced body, with the
+# mesh and the parameters of its launch.
+Tracer = Callable[..., tuple[trace.TracedBody, Any, Any]]
+
+
 def launch_body(
     body: Callable[..., None],
     args: Sequence[Any],
     out_type: Any,
     *,
-    mesh: types.Mesh,
+    mesh: Any,
     name: str,
-    compiler_params: types.CompilerParams,
+    compiler_params: Any,
     interpret: Any,
     debug: bool,
     kept: repeated.Kept,
     aliases: Sequence[tuple[int, int]] = (),
-    check: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
+    tracer: Tracer | None = None,
 ) -> Any:
     """Traces a body over the arguments' types and binds the kernel primitive.
 
     `kept` keeps the trace for the types, as long as its functions, those of the author
     that the body calls, capture the same values. `aliases` are pairs (argument, result)
-    of leaves that are one array, of which the body gets one reference. `check` gets
-    each trace, and its references to the results.
+    of leaves that are one array, of which the body gets one reference. `tracer` is that
+    of the machine; by default that of GPUs.
     """
     given, in_tree = jax.tree.flatten(tuple(args), is_leaf=mutable.is_view)
     what = f"kernel {name}: an argument"
@@ -307,25 +312,20 @@ def launch_body(
     same = tuple(None if x is None else _position(x, given) for x in sources)
     interpret = call.resolve_interpret(interpret)
     like_upstream = getattr(interpret, "like_upstream", False)
-    key = (tuple(in_avals), in_tree, same, like_upstream, _jax.trace_context())
-    before, traced, needed = kept.traces.get(key, (None, None, None))
-    if traced is None or before != seen:
-        traced, needed = _trace_for_target(
-            lambda: trace.trace_body(
-                _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
-                mesh, name, aliases, sources, like_upstream, compiler_params.num_stages,
-            ),
-            compiler_params.target,
-        )  # fmt: skip
-        n_in = len(in_avals) + len(traced.captured)
-        check(traced.jaxpr, traced.jaxpr.invars[n_in : n_in + len(out_avals)])
-        own = _for_target(compiler_params, needed)
-        _require_resources(traced, mesh, own, name, body)
-        if not traced.captured:
-            kept.add_trace(key, (seen, traced, needed))
+    key = (tuple(in_avals), in_tree, same, like_upstream, _jax.trace_context(),
+           _jax.enable_debug_checks.value)  # fmt: skip
+    before, *found = kept.traces.get(key, (None,))
+    if not found or before != seen:
+        arrays = trace.Arrays.of(in_avals, out_avals, aliases, sources)
+        flat_body = _over_flat_refs(body, in_tree, out_tree, out_type)
+        found = (tracer or traced_for_gpu)(
+            flat_body, arrays, mesh, name, compiler_params, like_upstream
+        )
+        if not found[0].captured:
+            kept.add_trace(key, (seen, *found))
         if debug:
-            print(f"kernel {name}:\n{traced.jaxpr}")
-    compiler_params = _for_target(compiler_params, needed)
+            print(f"kernel {name}:\n{found[0].jaxpr}")
+    traced, mesh, compiler_params = found
     given += traced.captured
     updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
@@ -355,32 +355,45 @@ def launch_body(
     return jax.tree.unflatten(out_tree, results[: len(out_avals)])
 
 
-def _trace_for_target(
-    traced: Callable[[], trace.TracedBody], declared: str | None
-) -> tuple[trace.TracedBody, str | None]:
-    """Traces a body for its target; returns the trace and the name of the target.
+def traced_for_gpu(
+    body: Callable[..., None],
+    arrays: trace.Arrays,
+    mesh: types.Mesh,
+    name: str,
+    params: types.CompilerParams,
+    like_upstream: bool,
+    require: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
+) -> tuple[trace.TracedBody, types.Mesh, types.CompilerParams]:
+    """Traces a body for the target that it is compiled for, and checks resources.
 
-    A body that needs what the default target lacks is for the first target that has it.
-    The name is None for a body that any GPU may run.
+    Without a target in the parameters or around the call, the default one is assumed
+    first: a body that needs features of others is traced again for the first that has
+    them, and its launch gets that as its target.
+
+    Args:
+      require: gets the trace, and its references to the results.
     """
-    target = assumed_target.target_of(declared)
-    with assumed_target.tracing_for(target):
-        result = traced()
-    if declared is not None or assumed_target.assumed_target() is not None:
-        return result, declared
-    needs = check.features(result.jaxpr)
-    fits = [x for x in arch.TARGETS.values() if needs <= x.features]
-    if target in fits or not fits:
-        return result, None
-    with assumed_target.tracing_for(fits[0]):
-        return traced(), fits[0].name
 
+    def traced(target: arch.GpuTarget) -> trace.TracedBody:
+        with assumed_target.tracing_for(target):
+            return trace.trace_body(
+                body, arrays, mesh, name, like_upstream, params.num_stages
+            )
 
-def _for_target(params: types.CompilerParams, name: str | None) -> types.CompilerParams:
+    target, needed = assumed_target.target_of(params.target), params.target
+    result = traced(target)
+    if needed is None and assumed_target.assumed_target() is None:
+        features = check.features(result.jaxpr)
+        fits = [x for x in arch.TARGETS.values() if features <= x.features]
+        if fits and target not in fits:
+            result, needed = traced(fits[0]), fits[0].name
+    n_in = len(arrays.inputs) + len(result.captured)
+    require(result.jaxpr, result.jaxpr.invars[n_in : n_in + arrays.declared])
     checks = params.debug_checks or _jax.enable_debug_checks.value
-    if (params.target, params.debug_checks) == (name, checks):
-        return params
-    return dataclasses.replace(params, target=name, debug_checks=checks)
+    if (params.target, params.debug_checks) != (needed, checks):
+        params = dataclasses.replace(params, target=needed, debug_checks=checks)
+    _require_resources(result, mesh, params, name, body)
+    return result, mesh, params
 
 
 def _zeros(avals: Sequence[Any], tree: Any) -> Any:

@@ -55,43 +55,34 @@ class TracedBody:
     not_ahead: tuple[tuple[str, str], ...]
 
 
-def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
+def gmem(aval: Any) -> types.KernelRef:
     """Returns a fresh reference to an array in GMEM."""
-    return types.KernelRef(jax.core.ShapedArray(tuple(shape), dtype), types.GMEM)
+    return types.KernelRef(_jax.ShapedArray(tuple(aval.shape), aval.dtype), types.GMEM)
+
+
+_RETURNED = "store results to the output references: out_ref[...] = value"
 
 
 @scope.without_collections()
 def trace_body(
     body: Callable[..., Any],
-    in_avals: Sequence[Any],
-    out_avals: Sequence[Any],
+    arrays: Arrays,
     mesh: types.Mesh,
     name: str,
-    aliases: Sequence[tuple[int, int]] = (),
-    sources: Sequence[Any] = (),
     writes_inputs: bool = False,
     num_stages: int | None = None,
 ) -> TracedBody:
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
     Args:
-      in_avals, out_avals: types of the arrays.
-      aliases: pairs (input, output) that are one array; the body gets its reference
-        for both.
-      sources: for each input the `jax.Ref` whose contents it is, if any. A reference
-        that the body writes becomes one more output, in the order of the inputs.
       writes_inputs: whether the body may store to inputs.
       num_stages: of its loops: see `CompilerParams`.
     """
     with scope.tracing(mesh), scope.locating(body):
-        check.require_element_types((*in_avals, *out_avals))
-        check.require_indexable((*in_avals, *out_avals))
-        arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
-        with jax_errors.typed(mesh):
-            bound = arrays.bound(body, f"kernel {name}")
-            closed, _ = _jax.trace(bound, arrays.refs(), mesh.axes)
-            scope.require_applied()
-            closed, notes = plain.plain(closed, mesh, num_stages)
+        check.require_element_types(arrays.avals)
+        check.require_indexable(arrays.avals)
+        who = f"kernel {name}"
+        closed, notes = arrays.traced(body, mesh, who, gmem, _RETURNED, num_stages)
         captured = _captured(closed, name)
         devices = _devices(closed.jaxpr, mesh)
         around = _enclosing_axes(closed.jaxpr, mesh, devices)
@@ -112,13 +103,15 @@ def trace_body(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Arrays:
+class Arrays:
     """The arrays of a body that is being traced.
 
     Attributes:
-      inputs, outputs: their types. The outputs end with one for each `jax.Ref`.
+      inputs, outputs: their types. The outputs end with one for each `jax.Ref`, in the
+        order of the inputs.
       declared: number of outputs without these.
-      aliases: pairs (input, output) that are one array, those of `jax.Ref` last.
+      aliases: pairs (input, output) that are one array, those of `jax.Ref` last; the
+        body gets its reference for both.
       sources: for each input the `jax.Ref` whose contents it is, else None.
     """
 
@@ -133,27 +126,28 @@ class _Arrays:
         cls,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        aliases: Sequence[tuple[int, int]],
-        sources: Sequence[Any],
-    ) -> _Arrays:
+        aliases: Sequence[tuple[int, int]] = (),
+        sources: Sequence[Any] = (),
+    ) -> Arrays:
         arrays = cls((), tuple(outputs), len(outputs), tuple(aliases), ())
         sources = sources or [None] * len(inputs)
         for aval, source in zip(inputs, sources, strict=True):
             arrays = arrays.with_input(aval, source)
         return arrays
 
-    def with_input(self, aval: Any, source: Any = None) -> _Arrays:
+    def with_input(self, aval: Any, source: Any = None) -> Arrays:
         """Returns the arrays and another one, the contents of `source` if given."""
         inputs, sources = (*self.inputs, aval), (*self.sources, source)
         outputs, aliases = self.outputs, self.aliases
         if source is not None and not any(source is x for x in self.sources):
             outputs = (*outputs, aval)
             aliases = (*aliases, (len(self.inputs), len(self.outputs)))
-        return _Arrays(inputs, outputs, self.declared, aliases, sources)
+        return Arrays(inputs, outputs, self.declared, aliases, sources)
 
-    def refs(self) -> list[types.KernelRef]:
-        """Returns fresh references: inputs, then outputs."""
-        return [gmem_ref(a.shape, a.dtype) for a in (*self.inputs, *self.outputs)]
+    @property
+    def avals(self) -> tuple[Any, ...]:
+        """The types of the inputs, then those of the outputs."""
+        return (*self.inputs, *self.outputs)
 
     def split(self, refs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the references of inputs and outputs, one for what is one array."""
@@ -167,17 +161,36 @@ class _Arrays:
                 inputs[i] = inputs[first]
         return inputs, outputs
 
-    def bound(self, body: Callable[..., Any], who: str) -> Callable[..., Any]:
-        """Returns a function of all references that calls the body."""
+    def traced(
+        self,
+        body: Callable[..., Any],
+        mesh: Any,
+        who: str,
+        ref: Callable[[Any], Any],
+        returned: str,
+        num_stages: int | None,
+    ) -> tuple[_jax.ClosedJaxpr, tuple[tuple[str, str], ...]]:
+        """Returns a body over references to all arrays, and what `plain` notes.
+
+        Args:
+          body: `body(*input_refs, *output_refs)`.
+          mesh: the kernel's.
+          who: the kernel, for messages.
+          ref: returns a fresh reference to an array of a type.
+          returned: what to do with results in place of returning them.
+          num_stages: of its loops: see `CompilerParams`.
+        """
 
         @functools.wraps(body)
         def flat(*refs: Any) -> None:
             inputs, outputs = self.split(refs)
             result = body(*inputs, *outputs[: self.declared])
-            hint = "store results to the output references: out_ref[...] = value"
-            scope.require_none(who, body, result, hint)
+            scope.require_none(who, body, result, returned)
 
-        return flat
+        with jax_errors.typed(mesh):
+            closed, _ = _jax.trace(flat, [*map(ref, self.avals)], mesh.axes)
+            scope.require_applied()
+            return plain.plain(closed, mesh, num_stages)
 
 
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
@@ -244,11 +257,11 @@ def _enclosing_axes(
 
 def _arranged(
     closed: _jax.ClosedJaxpr,
-    arrays: _Arrays,
+    arrays: Arrays,
     captured: Sequence[Any],
     positions: Sequence[Any],
     mesh: types.Mesh,
-) -> tuple[_jax.ClosedJaxpr, _Arrays]:
+) -> tuple[_jax.ClosedJaxpr, Arrays]:
     """Makes inputs of what a body closes over, and of positions around the call.
 
     The body reads values from their inputs; that of a scalar has shape (1,). Of the
@@ -270,7 +283,7 @@ def _arranged(
     def source_of(x: Any) -> Any:
         return x if id(x) in kept else None
 
-    new = _Arrays.of(
+    new = Arrays.of(
         arrays.inputs,
         arrays.outputs[:declared],
         arrays.aliases[: len(arrays.aliases) - len(updated)],
@@ -293,7 +306,7 @@ def _arranged(
         # A `jax.Ref` is a reference in GMEM here, also in loops and branches.
         Retrace().run(jaxpr, [*inputs[:n_in], *outputs], consts)
 
-    return _jax.trace(again, new.refs(), mesh.axes)[0], new
+    return _jax.trace(again, [*map(gmem, new.avals)], mesh.axes)[0], new
 
 
 def _is_ref(var: Any) -> bool:

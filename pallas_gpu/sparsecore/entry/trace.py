@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import jax_errors, plain, scope
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.allocations import allocated
+from pallas_gpu.entry.trace import Arrays
 from pallas_gpu.program.bodies import line_of_use
 from pallas_gpu.sparsecore.types import (
     HBM,
@@ -25,25 +25,22 @@ from pallas_gpu.sparsecore.types import (
 
 
 def trace_body(
-    body: Callable[..., Any], avals: Sequence[Any], mesh: Any, name: str
+    body: Callable[..., Any], arrays: Arrays, mesh: Any, name: str
 ) -> _jax.Jaxpr:
     """Traces a body over references to arrays of these types, without consts."""
     with scope.tracing(mesh), scope.locating(body):
-        for aval in avals:
+        for aval in arrays.avals:
             require_stored(aval.dtype, f"kernel {name}: an argument or result")
-        refs = [SparseCoreRef(aval, HBM) for aval in avals]
-
-        @functools.wraps(body)
-        def bound(*given: Any) -> None:
-            hint = "copy results to the output references: plsc.sync_copy(x, out_ref)"
-            scope.require_none(f"kernel {name}", body, body(*given), hint)
-
-        with jax_errors.typed(mesh):
-            closed, _ = _jax.trace(bound, refs, mesh.axes)
-            scope.require_applied()
-            closed, _ = plain.plain(closed, mesh, 1)
-        consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
+        who = f"kernel {name}"
+        closed, _ = arrays.traced(
+            body, mesh, who, lambda aval: SparseCoreRef(aval, HBM), _RETURNED, 1
+        )
+        pairs = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        consts = [_constant(*pair, closed.jaxpr, name) for pair in pairs]
         return allocated(closed.jaxpr, consts, mesh.axes, _declared)
+
+
+_RETURNED = "copy results to the output references: plsc.sync_copy(x, out_ref)"
 
 
 def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
@@ -60,10 +57,6 @@ def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
             hint="pass memory_space, or declare the array in scratch_types",
         )
     return Scratch(space, tuple(ref.shape), ref.dtype, getattr(ref, "tiling", None))
-
-
-def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:
-    return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
 
 def _constant(var: Any, value: Any, jaxpr: _jax.Jaxpr, name: str) -> Any:
