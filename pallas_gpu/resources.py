@@ -448,13 +448,11 @@ def _check_scopes(found: Sequence[Site]) -> None:
     """Raises for conflicting declarations."""
     seen: dict[types.Resource, list[Any]] = {}
     for site in found:
-        try:
+        with errors.at(site.line):
             for aval in (ref.aval for ref in site.op.made):
                 earlier = seen.setdefault(aval.memory_space, [])
                 aval.memory_space.check_beside(aval, earlier)
                 earlier.append(aval)
-        except errors.PallasGpuError as error:
-            raise error.with_location(site.where) from None
 
 
 def table(result: Plan) -> str:

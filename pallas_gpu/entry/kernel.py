@@ -270,8 +270,8 @@ def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
             )
 
 
-# `tracer(body, arrays, mesh, name, params, like_upstream)` returns a traced body, with the
-# mesh and the parameters of its launch.
+# `tracer(body, arrays, mesh, name, params, like_upstream)` returns a body, the mesh
+# and the parameters of its launch.
 Tracer = Callable[..., tuple[trace.TracedBody, Any, Any]]
 
 

@@ -40,6 +40,10 @@ class Site:
     @property
     def where(self) -> str | None:
         """The line of the operation, or of the innermost one around it that has one."""
+        return self.line()
+
+    def line(self) -> str | None:
+        """Returns the same, as a function."""
         lines = (site.op.where for site in (self, *reversed(self.enclosing)))
         return next((line for line in lines if line is not None), None)
 

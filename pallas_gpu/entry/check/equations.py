@@ -35,10 +35,8 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     """Checks every operation of a body, and raises what is wrong with the first."""
     known: set[Any] = set()
     for site in walk(jaxpr):
-        try:
+        with errors.at(site.line):
             _check(site, mesh, known)
-        except errors.PallasGpuError as error:
-            raise error.with_location(site.where) from None
     for check in registry.PROGRAM_CHECKS:
         check(walk(jaxpr))
     check_indices(jaxpr, mesh)
@@ -120,10 +118,8 @@ def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
     """Raises TargetError for an operation that the target does not support."""
     for site in walk(jaxpr):
         for feature, who in _needs(site.op):
-            try:
+            with errors.at(site.line):
                 target.require(feature, who)
-            except errors.TargetError as error:
-                raise error.with_location(site.where) from None
         if site.op.primitive is inline.inline_ptx_p:
             _require_since(site, target)
 

@@ -148,10 +148,8 @@ def require_transforms(jaxpr: _jax.Jaxpr) -> None:
     """
     for site in walk(jaxpr):
         if site.op.primitive is inline.inline_mgpu_p:
-            try:
+            with errors.at(site.line):
                 inline.require_stored(site.op)
-            except errors.LayoutError as found:
-                raise found.with_location(site.where) from None
         if site.op.primitive not in (wgmma.wgmma_p, tcgen05_mma_p):
             continue
         for access in site.op.accesses:

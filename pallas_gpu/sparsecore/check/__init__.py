@@ -30,10 +30,8 @@ def check(jaxpr: _jax.Jaxpr, kernel: Kernel, num_inputs: int) -> None:
     """Checks every operation of a body, and raises what is wrong with the first."""
     known: set[Any] = set()
     for site in walk(jaxpr):
-        try:
+        with errors.at(site.line):
             _check(site.op, kernel, known)
-        except errors.PallasGpuError as error:
-            raise error.with_location(site.where) from None
     _refuse_written_inputs(jaxpr, num_inputs)
     budgets.require(jaxpr, kernel)
 

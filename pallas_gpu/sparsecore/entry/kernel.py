@@ -21,9 +21,10 @@ from pallas_gpu.entry.kernel import (
 )
 from pallas_gpu.entry.scoped import is_declaration
 from pallas_gpu.entry.trace import Arrays, TracedBody
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Starts
 from pallas_gpu.sparsecore import check
 from pallas_gpu.sparsecore.check.kernel import Kernel
-from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.entry import kinds, trace
 from pallas_gpu.sparsecore.primitives.scoped import require_declaration
 from pallas_gpu.sparsecore.types import (
@@ -160,7 +161,7 @@ def _traced(
         mesh, params = mesh.of_chip(chip), dataclasses.replace(params, target=chip.name)
         jaxpr = trace.trace_body(body, arrays, mesh, name)
         for own, its_mesh in kinds.of_each_kind(jaxpr, mesh):
-            starts = Starts(own, its_mesh.axes)
+            starts = Starts(region_of(own), its_mesh.axes)
             kernel = Kernel(name, its_mesh, params, chip, starts)
             check.check(own, kernel, len(arrays.inputs))
     return TracedBody(jaxpr, (), arrays.aliases, (), None, ()), mesh, params
