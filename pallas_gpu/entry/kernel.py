@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, resources, types
+from pallas_gpu.checks import equations, references
 from pallas_gpu.entry import (
     assumed_target,
     call,
-    check,
     expand,
     mutable,
     over_arrays,
@@ -383,7 +383,7 @@ def traced_for_gpu(
     target, needed = assumed_target.target_of(params.target), params.target
     result = traced(target)
     if needed is None and assumed_target.assumed_target() is None:
-        features = check.features(result.jaxpr)
+        features = equations.features(result.jaxpr)
         fits = [x for x in arch.TARGETS.values() if features <= x.features]
         if fits and target not in fits:
             result, needed = traced(fits[0]), fits[0].name
@@ -416,9 +416,9 @@ def _require_resources(
     target = assumed_target.target_of(compiler_params.target)
     with scope.locating(body):
         _require_cluster(mesh, target, name)
-        check.require_features(traced.jaxpr, target)
+        equations.require_features(traced.jaxpr, target)
         if compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
-            check.require_transforms(traced.jaxpr)
+            references.require_transforms(traced.jaxpr)
         resources.plan(
             expand.expanded_body(
                 traced.jaxpr, mesh, target, compiler_params.lowering_semantics

@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.checks import equations, references, waits
 from pallas_gpu.entry import (
     call,
-    check,
     jax_errors,
     mutable,
     plain,
     scope,
 )
 from pallas_gpu.primitives.grids.griddepcontrol import check_dependencies
-from pallas_gpu.program.bodies import equations, line_of_use
+from pallas_gpu.program import bodies
+from pallas_gpu.program.bodies import line_of_use
 from pallas_gpu.program.rewrite import Retrace
 from pallas_gpu.program.walk import walk
 
@@ -79,8 +80,8 @@ def trace_body(
       num_stages: of its loops: see `CompilerParams`.
     """
     with scope.tracing(mesh), scope.locating(body):
-        check.require_element_types(arrays.avals)
-        check.require_indexable(arrays.avals)
+        equations.require_element_types(arrays.avals)
+        equations.require_indexable(arrays.avals)
         who = f"kernel {name}"
         closed, notes = arrays.traced(body, mesh, who, gmem, _RETURNED, num_stages)
         captured = _captured(closed, name)
@@ -93,10 +94,10 @@ def trace_body(
             call.EnclosingAxis(axis, size, n_before + i)
             for i, (axis, size) in enumerate(around.items())
         )
-        check.check_jaxpr(closed.jaxpr, mesh)
+        equations.check_jaxpr(closed.jaxpr, mesh)
         if not writes_inputs:
-            check.check_inputs(closed.jaxpr, len(arrays.inputs))
-        check.check_waits(closed.jaxpr)
+            references.check_inputs(closed.jaxpr, len(arrays.inputs))
+        waits.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     values = (*captured, *positions)
     return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices, notes)
@@ -249,7 +250,7 @@ def _enclosing_axes(
     own += [] if devices is None else devices.names
     named = (
         eqn.params["axis_name"]
-        for eqn in equations(jaxpr)
+        for eqn in bodies.equations(jaxpr)
         if eqn.primitive is jax.lax.axis_index_p
     )
     return {axis: known[axis] for axis in named if axis in known and axis not in own}
@@ -275,7 +276,7 @@ def _arranged(
         return closed, arrays
     own = zip([*jaxpr.invars[n_in + declared :], *jaxpr.constvars], [*refs, *captured],
               strict=True)  # fmt: skip
-    written = check.written(jaxpr)
+    written = references.written(jaxpr)
     kept = {id(source) for var, source in own if var in written}
     if not captured and not positions and all(id(ref) in kept for ref in refs):
         return closed, arrays

@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.checks.stores import Stores
 from pallas_gpu.entry import scope
-from pallas_gpu.entry.check.stores import Stores
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.emit import check_depth

@@ -51,7 +51,7 @@ copy_smem_to_gmem_p = registry.define(
 wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma", waits=True)
 commit_group_p = registry.define("commit_smem_to_gmem_group", "tma")
 commit_smem_p = registry.define("commit_smem", "tma")
-# Not public: `entry.memory.fences` inserts it.
+# Not public: `memory.fences` inserts it.
 fence_smem_p = registry.define("fence_smem", "tma")
 commit_gmem_p = registry.define("commit_gmem", "tma")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check import references
+from pallas_gpu.checks import references
 from pallas_gpu.entry.plain import sources
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.bodies import Equations

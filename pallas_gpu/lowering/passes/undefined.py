@@ -9,8 +9,8 @@ warnings.
 from __future__ import annotations
 
 from pallas_gpu import errors, types
+from pallas_gpu.checks.stores import Stores, read_unwritten
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.entry.check.stores import Stores, read_unwritten
 from pallas_gpu.lowering import slow
 
 

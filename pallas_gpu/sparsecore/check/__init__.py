@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check.jax_operations import refuse_collective
-from pallas_gpu.entry.check.references import writes
+from pallas_gpu.checks.jax_operations import refuse_collective
+from pallas_gpu.checks.references import writes
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.build import region_of

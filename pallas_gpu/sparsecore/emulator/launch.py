@@ -17,8 +17,7 @@ from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
-from pallas_gpu.entry import call
-from pallas_gpu.entry.memory import trial
+from pallas_gpu.entry import call, trial
 from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import walk

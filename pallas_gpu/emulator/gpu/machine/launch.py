@@ -14,6 +14,7 @@ import numpy as np
 
 from pallas_gpu import arch, resources, types
 from pallas_gpu.arch.residency import Residency
+from pallas_gpu.checks import references
 from pallas_gpu.emulator import launches
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
@@ -25,10 +26,10 @@ from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.emulator.gpu.machine.races import ClusterViewer
-from pallas_gpu.entry import call, check, expand
-from pallas_gpu.entry.memory import fences, trial
-from pallas_gpu.entry.memory.unions import inferred_members
-from pallas_gpu.entry.memory.workspace import WorkArray
+from pallas_gpu.entry import call, expand, trial
+from pallas_gpu.memory import fences
+from pallas_gpu.memory.sharing import inferred_members
+from pallas_gpu.memory.workspace import WorkArray
 from pallas_gpu.primitives.grids import griddepcontrol, launch_control
 from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
@@ -69,7 +70,9 @@ class _Gpu:
           LayoutError: the compiler has no code for the kernel.
         """
         trial.require_code(params, _target(params))
-        return fences.with_fences(params)
+        return params.with_body(
+            fences.with_fences(params.jaxpr, params.mesh, params.compiler_params)
+        )
 
     def plan(self, params: call.CallParams) -> Plan:
         """Returns the plan of the body."""
@@ -168,7 +171,7 @@ class Launch:
         elif device.everywhere and params.compiler_params.skip_device_barrier:
             device.start_alone()
         names = _names(params)
-        stored = check.written(params.jaxpr) if device.like_upstream else ()
+        stored = references.written(params.jaxpr) if device.like_upstream else ()
         self._inputs = [
             device.place(name, np.array(x), read_only=False)
             if ref in stored

@@ -158,14 +158,3 @@ def require_transforms(jaxpr: _jax.Jaxpr) -> None:
             if of_product and not aval.transforms:
                 error = wgmma.storage_error(aval, access.name, site.op.name)
                 raise error.with_location(site.where)
-
-
-def without_elements(primitive: Any, shape: tuple[int, ...]) -> errors.ShapeError:
-    """Returns the error for an operation that needs elements."""
-    return errors.ShapeError(
-        f"{registry.called(primitive)} without elements",
-        expected="arrays of one element or more",
-        got=f"shape {shape}",
-        hint="omit it in Python: sizes are known when the kernel is traced, "
-        "and a call whose results are all empty launches nothing",
-    )

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.entry.check import jax_operations, references, warp
-from pallas_gpu.entry.check.index_arithmetic import check_indices
-from pallas_gpu.entry.check.unsupported import unsupported
+from pallas_gpu.checks import jax_operations, references, warp
+from pallas_gpu.checks.index_arithmetic import check_indices
+from pallas_gpu.checks.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import cluster, inline
 from pallas_gpu.primitives.devices.multimem import multimem_load_reduce_p
@@ -28,6 +28,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.nodes import Constant, Fault, Op
+from pallas_gpu.program.passes.no_elements import without_elements
 from pallas_gpu.program.walk import Site, walk
 
 
@@ -103,7 +104,7 @@ def _refuse_empty(op: Op) -> None:
     """Refuses arrays without elements: no register layout holds them."""
     for value in op.results:
         if 0 in value.shape and not isinstance(value.aval, _jax.AbstractRef):
-            raise references.without_elements(op.primitive, tuple(value.shape))
+            raise without_elements(op.primitive, tuple(value.shape))
 
 
 def _has_rules(primitive: Any) -> bool:

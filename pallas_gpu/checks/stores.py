@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import _jax, types
-from pallas_gpu.entry.check import references
+from pallas_gpu.checks import references
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
