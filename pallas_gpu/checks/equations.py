@@ -20,7 +20,6 @@ import numpy as np
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.checks import jax_operations, references, warp
 from pallas_gpu.checks.index_arithmetic import check_indices
-from pallas_gpu.checks.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import cluster, inline
 from pallas_gpu.primitives.devices.multimem import multimem_load_reduce_p
@@ -90,7 +89,7 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
     if op.operation is None:
         jax_operations.refuse_collective(op, mesh)
         if not _has_rules(op.primitive):
-            raise unsupported(op)
+            raise jax_operations.unsupported(op)
     _refuse_empty(op)
     if isinstance(op.operands, Fault):
         raise op.operands.error

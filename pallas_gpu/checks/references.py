@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -67,19 +67,27 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
 
     They are inputs: JAX's arrays are immutable, and other operations may use them.
     """
-    arrays = region_of(jaxpr).inputs[:inputs]
     # Inline code may be given an input to read it.
-    for origin, (access, site) in writes(jaxpr, certain=True).items():
+    for i, called, array, where in written_inputs(jaxpr, inputs, certain=True):
+        raise errors.KernelError(
+            f"input {i} ({array}) is written, but it is an input",
+            expected="stores to outputs of the kernel and to scratch memory",
+            got=f"{called} of an input",
+            hint="declare a result for it, and write that; or pass a "
+            "jax.new_ref(array), which kernels update in place",
+            where=where,
+        )
+
+
+def written_inputs(
+    jaxpr: _jax.Jaxpr, inputs: int, *, certain: bool = False
+) -> Iterator[tuple[int, str, str, str | None]]:
+    """Yields inputs that are written: number, by what, their description, the line."""
+    arrays = region_of(jaxpr).inputs[:inputs]
+    for origin, (access, site) in writes(jaxpr, certain=certain).items():
         if origin in arrays:
-            aval = types.describe(access.buffer.aval)
-            raise errors.KernelError(
-                f"input {origin.index} ({aval}) is written, but it is an input",
-                expected="stores to outputs of the kernel and to scratch memory",
-                got=f"{registry.called(site.op.primitive)} of an input",
-                hint="declare a result for it, and write that; or pass a "
-                "jax.new_ref(array), which kernels update in place",
-                where=site.where,
-            )
+            called = registry.called(site.op.primitive)
+            yield origin.index, called, types.describe(access.buffer.aval), site.where
 
 
 def written(jaxpr: _jax.Jaxpr) -> set[Any]:

@@ -147,6 +147,20 @@ def expanded_body(
     return _expanded(jaxpr, mesh, target, semantics, max(left, 0))
 
 
+def planned(
+    params: CallParams, target: arch.GpuTarget
+) -> tuple[_jax.Jaxpr, resources.Plan]:
+    """Returns the body without composites, and its plan.
+
+    Raises:
+      OutOfResources: the kernel does not fit the target.
+    """
+    body, options = expanded(params, target).jaxpr, params.compiler_params
+    scratch_bytes, warpgroups = options.reduction_scratch_bytes, params.mesh.warpgroups
+    plan = resources.plan(body, target, params.name, scratch_bytes, warpgroups)
+    return body, plan
+
+
 @kept
 def _expanded(
     jaxpr: _jax.Jaxpr,

@@ -155,7 +155,7 @@ class Facts(Flow[Fact]):
         carry = op.regions[-1].inputs[i]
         if self._needed is not None and carry not in self._needed:
             return self.unknown(carry)
-        step = _step(op.regions[-1], i, j)
+        step = growth(op.regions[-1], i, j)
         entry = op.entries[-1][i]
         if step is None or entry is None:
             return None
@@ -274,7 +274,7 @@ def _length(op: Op) -> int | None:
     return op.params.get("length")
 
 
-def _step(body: Region, carry: int, result: int) -> int | None:
+def growth(body: Region, carry: int, result: int) -> int | None:
     """Returns by how much a carry grows in every iteration, if that is a constant."""
     before, end = body.inputs[carry], body.results[result]
     if end is before:

@@ -342,15 +342,8 @@ class Launch:
 
 
 def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
-    mesh = params.mesh
-    plan = resources.plan(
-        expand.expanded(params, target).jaxpr,
-        target,
-        params.name,
-        params.compiler_params.reduction_scratch_bytes,
-        mesh.warpgroups,
-    )
-    return resources.residency(plan, target, mesh)
+    _, plan = expand.planned(params, target)
+    return resources.residency(plan, target, params.mesh)
 
 
 def _lasting(jaxpr: Any) -> Any:
