@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, resources, types
+from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.checks import equations, references
 from pallas_gpu.entry import (
     assumed_target,
@@ -270,9 +270,8 @@ def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
             )
 
 
-# `tracer(body, arrays, mesh, name, params, like_upstream)` returns a body, the mesh
-# and the parameters of its launch.
-Tracer = Callable[..., tuple[trace.TracedBody, Any, Any]]
+# `tracer(body, arrays, mesh, name, params, like_upstream)` traces a body.
+Tracer = Callable[..., trace.Traced]
 
 
 def launch_body(
@@ -321,38 +320,26 @@ def launch_body(
         found = (tracer or traced_for_gpu)(
             flat_body, arrays, mesh, name, compiler_params, like_upstream
         )
-        if not found[0].captured:
+        if not found[1]:
             kept.add_trace(key, (seen, *found))
         if debug:
             print(f"kernel {name}:\n{found[0].jaxpr}")
-    traced, mesh, compiler_params = found
-    given += traced.captured
-    updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
+    params, around = found
+    params = dataclasses.replace(params, interpret=interpret)
+    given += around
+    updated = {j: given[i] for i, j in params.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
-    result_avals = (*out_avals, *map(mutable.contents, updated.values()))
-    if 0 in mesh.grid or (result_avals and not any(x.size for x in result_avals)):
+    results = params.out_avals
+    if 0 in params.mesh.grid or (results and not any(x.size for x in results)):
         # CUDA refuses an empty grid, and there is nothing to compute without elements.
         # Mistakes of the body do not depend on either.
         return _zeros(out_avals, out_tree)
-    params = call.CallParams(
-        jaxpr=traced.jaxpr,
-        mesh=mesh,
-        batch=(),
-        out_avals=result_avals,
-        compiler_params=compiler_params,
-        interpret=interpret,
-        name=name,
-        aliases=traced.aliases,
-        enclosing=traced.enclosing,
-        devices=traced.devices,
-        not_ahead=traced.not_ahead,
-    )
-    if not (written or traced.captured or compiler_params.profile_space):
+    if not (written or around or params.compiler_params.profile_space):
         kept.add_launch(args, params, seen, out_tree)
-    operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
-    results = profiling.bind(params, operands)
-    mutable.update([(ref, results[j]) for j, ref in updated.items()], name)
-    return jax.tree.unflatten(out_tree, results[: len(out_avals)])
+    operands = _jax.vary_alike([*flat, *trace.lifted_operands(around)])
+    made = profiling.bind(params, operands)
+    mutable.update([(ref, made[j]) for j, ref in updated.items()], name)
+    return jax.tree.unflatten(out_tree, made[: len(out_avals)])
 
 
 def traced_for_gpu(
@@ -363,7 +350,7 @@ def traced_for_gpu(
     params: types.CompilerParams,
     like_upstream: bool,
     require: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
-) -> tuple[trace.TracedBody, types.Mesh, types.CompilerParams]:
+) -> trace.Traced:
     """Traces a body for the target that it is compiled for, and checks resources.
 
     Without a target in the parameters or around the call, the default one is assumed
@@ -374,26 +361,26 @@ def traced_for_gpu(
       require: gets the trace, and its references to the results.
     """
 
-    def traced(target: arch.GpuTarget) -> trace.TracedBody:
+    def traced(target: arch.GpuTarget) -> trace.Traced:
         with assumed_target.tracing_for(target):
-            return trace.trace_body(
-                body, arrays, mesh, name, like_upstream, params.num_stages
-            )
+            return trace.trace_body(body, arrays, mesh, name, params, like_upstream)
 
     target, needed = assumed_target.target_of(params.target), params.target
-    result = traced(target)
+    made, around = traced(target)
     if needed is None and assumed_target.assumed_target() is None:
-        features = equations.features(result.jaxpr)
+        features = equations.features(made.jaxpr)
         fits = [x for x in arch.TARGETS.values() if features <= x.features]
         if fits and target not in fits:
-            result, needed = traced(fits[0]), fits[0].name
-    n_in = len(arrays.inputs) + len(result.captured)
-    require(result.jaxpr, result.jaxpr.invars[n_in : n_in + arrays.declared])
+            target, needed = fits[0], fits[0].name
+            made, around = traced(target)
+    n_in = made.num_inputs
+    require(made.jaxpr, made.jaxpr.invars[n_in : n_in + arrays.declared])
     checks = params.debug_checks or _jax.enable_debug_checks.value
-    if (params.target, params.debug_checks) != (needed, checks):
-        params = dataclasses.replace(params, target=needed, debug_checks=checks)
-    _require_resources(result, mesh, params, name, body)
-    return result, mesh, params
+    params = dataclasses.replace(params, target=needed, debug_checks=checks)
+    made = dataclasses.replace(made, compiler_params=params)
+    with scope.locating(body):
+        _require_resources(made, target)
+    return made, around
 
 
 def _zeros(avals: Sequence[Any], tree: Any) -> Any:
@@ -405,29 +392,13 @@ def _position(x: Any, among: Sequence[Any]) -> int:
     return next(i for i, y in enumerate(among) if y is x)
 
 
-def _require_resources(
-    traced: trace.TracedBody,
-    mesh: types.Mesh,
-    compiler_params: types.CompilerParams,
-    name: str,
-    body: Callable[..., None],
-) -> None:
+def _require_resources(params: call.CallParams, target: arch.GpuTarget) -> None:
     """Refuses kernels that exceed the target's resources, also in the emulator."""
-    target = assumed_target.target_of(compiler_params.target)
-    with scope.locating(body):
-        _require_cluster(mesh, target, name)
-        equations.require_features(traced.jaxpr, target)
-        if compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
-            references.require_transforms(traced.jaxpr)
-        resources.plan(
-            expand.expanded_body(
-                traced.jaxpr, mesh, target, compiler_params.lowering_semantics
-            ),
-            target,
-            name,
-            compiler_params.reduction_scratch_bytes,
-            mesh.warpgroups,
-        )
+    _require_cluster(params.mesh, target, params.name)
+    equations.require_features(params.jaxpr, target)
+    if params.compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
+        references.require_transforms(params.jaxpr)
+    expand.planned(params, target)
 
 
 def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> None:

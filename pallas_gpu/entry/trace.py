@@ -32,28 +32,8 @@ from pallas_gpu.program.walk import walk
 _MAX_ELEMENTS = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedBody:
-    """A body as a jaxpr over GMEM references: inputs, captured values, outputs.
-
-    Attributes:
-      jaxpr: without consts and results.
-      captured: values that the body closes over. Each became an input: a scalar one of
-        shape (1,), an array itself, a `jax.Ref` one of its contents.
-      aliases: pairs (input, output) that are one array.
-      enclosing: axes around the call that the body names. The positions on them are the
-        last of the captured values.
-      devices: the mesh of devices around the call, if the body accesses the memory of
-        others.
-      not_ahead: lines of loads that a loop does not copy ahead, and why.
-    """
-
-    jaxpr: _jax.Jaxpr
-    captured: tuple[Any, ...]
-    aliases: tuple[tuple[int, int], ...]
-    enclosing: tuple[call.EnclosingAxis, ...]
-    devices: types.Devices | None
-    not_ahead: tuple[tuple[str, str], ...]
+# A call, whose `interpret` is not known yet, and its inputs behind the arguments.
+Traced = tuple[call.CallParams, tuple[Any, ...]]
 
 
 def gmem(aval: Any) -> types.KernelRef:
@@ -70,20 +50,23 @@ def trace_body(
     arrays: Arrays,
     mesh: types.Mesh,
     name: str,
+    params: types.CompilerParams = types.CompilerParams(),  # noqa: B008
     writes_inputs: bool = False,
-    num_stages: int | None = None,
-) -> TracedBody:
+) -> Traced:
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
-    Args:
-      writes_inputs: whether the body may store to inputs.
-      num_stages: of its loops: see `CompilerParams`.
+    Returns:
+      The call; the values that the body closes over and the positions around the call,
+      which are inputs too: a scalar is one of shape (1,), an array itself, a `jax.Ref`
+      one of its contents.
     """
     with scope.tracing(mesh), scope.locating(body):
         equations.require_element_types(arrays.avals)
         equations.require_indexable(arrays.avals)
         who = f"kernel {name}"
-        closed, notes = arrays.traced(body, mesh, who, gmem, _RETURNED, num_stages)
+        closed, notes = arrays.traced(
+            body, mesh, who, gmem, _RETURNED, params.num_stages
+        )
         captured = _captured(closed, name)
         devices = _devices(closed.jaxpr, mesh)
         around = _enclosing_axes(closed.jaxpr, mesh, devices)
@@ -99,8 +82,11 @@ def trace_body(
             references.check_inputs(closed.jaxpr, len(arrays.inputs))
         waits.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
-    values = (*captured, *positions)
-    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices, notes)
+    made = arrays.call(closed.jaxpr, mesh, name, params)
+    made = dataclasses.replace(
+        made, enclosing=enclosing, devices=devices, not_ahead=notes
+    )
+    return made, (*captured, *positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +135,14 @@ class Arrays:
     def avals(self) -> tuple[Any, ...]:
         """The types of the inputs, then those of the outputs."""
         return (*self.inputs, *self.outputs)
+
+    def call(
+        self, jaxpr: _jax.Jaxpr, mesh: Any, name: str, params: Any
+    ) -> call.CallParams:
+        """Returns a call of a body over references to these arrays."""
+        return call.CallParams(
+            jaxpr, mesh, (), self.outputs, params, None, name, self.aliases
+        )
 
     def split(self, refs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the references of inputs and outputs, one for what is one array."""

@@ -15,11 +15,9 @@ from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.orders.choices import Directed
-from pallas_gpu.emulator.engine.plan import Plan, plan_of
+from pallas_gpu.emulator.engine.plan import Plan
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.entry import call, trial
-from pallas_gpu.program import indices
-from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import walk
 from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
@@ -41,12 +39,6 @@ class _SparseCores:
         target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
         trial.require_code(params, target, lambda *_: True)
         return params
-
-    def plan(self, params: call.CallParams) -> Plan:
-        """Returns the plan of the body."""
-        # A plan watches the arithmetic of what is marked.
-        indices.mark(region_of(params.jaxpr))
-        return plan_of(params.jaxpr, MACHINE)
 
     def names(self, params: call.CallParams) -> list[str]:
         """Returns the names of the results."""

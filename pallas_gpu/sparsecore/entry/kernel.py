@@ -20,7 +20,7 @@ from pallas_gpu.entry.kernel import (
     with_scratch,
 )
 from pallas_gpu.entry.scoped import is_declaration
-from pallas_gpu.entry.trace import Arrays, TracedBody
+from pallas_gpu.entry.trace import Arrays, Traced
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Starts
 from pallas_gpu.sparsecore import check
@@ -146,7 +146,7 @@ def _traced(
     name: str,
     params: CompilerParams,
     _: bool,
-) -> tuple[TracedBody, Any, CompilerParams]:
+) -> Traced:
     """Traces a body for the chip that runs it, and checks it; see `Tracer`."""
     sources = [x for x in arrays.sources if x is not None]
     if len({*map(id, sources)}) < len(sources):
@@ -164,4 +164,4 @@ def _traced(
             starts = Starts(region_of(own), its_mesh.axes)
             kernel = Kernel(name, its_mesh, params, chip, starts)
             check.check(own, kernel, len(arrays.inputs))
-    return TracedBody(jaxpr, (), arrays.aliases, (), None, ()), mesh, params
+    return arrays.call(jaxpr, mesh, name, params), ()

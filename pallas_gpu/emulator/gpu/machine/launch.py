@@ -20,7 +20,7 @@ from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored
-from pallas_gpu.emulator.engine.plan import Plan, plan_of
+from pallas_gpu.emulator.engine.plan import Plan
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
@@ -31,7 +31,6 @@ from pallas_gpu.memory import fences
 from pallas_gpu.memory.sharing import inferred_members
 from pallas_gpu.memory.workspace import WorkArray
 from pallas_gpu.primitives.grids import griddepcontrol, launch_control
-from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import uses, walk
 
@@ -73,10 +72,6 @@ class _Gpu:
         return params.with_body(
             fences.with_fences(params.jaxpr, params.mesh, params.compiler_params)
         )
-
-    def plan(self, params: call.CallParams) -> Plan:
-        """Returns the plan of the body."""
-        return _plan(params)
 
     def names(self, params: call.CallParams) -> list[str]:
         """Returns the names of the results of a device."""
@@ -126,12 +121,6 @@ class _OnDevices:
         return sum(launch.ctas for launch in self.launches)
 
 
-def _plan(params: call.CallParams) -> Plan:
-    # A plan watches the arithmetic of what is marked.
-    indices.mark(region_of(params.jaxpr))
-    return plan_of(params.jaxpr)
-
-
 def _target(params: call.CallParams) -> Any:
     return arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
 
@@ -160,7 +149,7 @@ class Launch:
         plan: Plan | None = None,
     ):
         self._params = params
-        self._plan = plan or _plan(params)
+        self._plan = plan or launches.planned(params)
         self._device = device
         self._residency = _residency(params, device.target)
         device.execution.default_line = functools.cache(
