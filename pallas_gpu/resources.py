@@ -36,6 +36,7 @@ from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives._scratch import least_scratch_bytes
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+from pallas_gpu.program.nodes import Operand
 from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
@@ -250,6 +251,15 @@ def scope_refs(eqn: _jax.JaxprEqn) -> Sequence[Any]:
 def scopes(jaxpr: Any) -> list[Site]:
     """Returns the scopes of a jaxpr, the outer before the inner ones."""
     return [site for site in walk(jaxpr) if site.op.primitive is run_scoped_p]
+
+
+def arrays_of(found: Sequence[Site]) -> dict[Operand, Any]:
+    """Returns the variable of each reference that scopes allocate."""
+    return {
+        value: var
+        for site in found
+        for value, var in zip(site.op.made, scope_refs(site.eqn), strict=True)
+    }
 
 
 def barriers_of(site: Site) -> Iterator[tuple[BarrierKey, Any]]:

@@ -191,15 +191,8 @@ class Arrays:
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
     """Returns the scalars, small arrays and references that a body closes over."""
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-        if isinstance(var.aval, types.refs.IndexableRef):
-            raise errors.KernelError(
-                f"kernel {name}: a reference is used outside its scope",
-                expected="references that the kernel or run_scoped passes to its body",
-                got=types.describe(var.aval),
-                hint="use it in the function that gets it, or declare it in "
-                "scratch_types (pallas_call: scratch_shapes)",
-                where=line_of_use(closed.jaxpr, var),
-            )
+        declared = "scratch_types (pallas_call: scratch_shapes)"
+        refuse_reference(var, closed.jaxpr, name, declared)
         made_at = _jax.escaped_from(value)
         if made_at is not None:
             raise jax_errors.escaped_value(
@@ -215,6 +208,18 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 where=line_of_use(closed.jaxpr, var),
             )
     return list(closed.consts)
+
+
+def refuse_reference(var: Any, jaxpr: _jax.Jaxpr, name: str, declared: str) -> None:
+    """Raises KernelError for a reference of a scope that a body closes over."""
+    if isinstance(var.aval, types.refs.IndexableRef):
+        raise errors.KernelError(
+            f"kernel {name}: a reference is used outside its scope",
+            expected="references that the kernel or run_scoped passes to its body",
+            got=types.describe(var.aval),
+            hint=f"use it in the function that gets it, or declare it in {declared}",
+            where=line_of_use(jaxpr, var),
+        )
 
 
 def _devices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> types.Devices | None:

@@ -53,13 +53,7 @@ def with_fences(
     scopes, whose memory the author does not know.
     """
     scopes = resources.scopes(jaxpr)
-    variables: dict[Any, Any] = {
-        value: var
-        for scope in scopes
-        for value, var in zip(
-            scope.op.made, resources.scope_refs(scope.eqn), strict=True
-        )
-    }
+    variables = resources.arrays_of(scopes)
     written = {
         variables[origin]
         for site in walk(jaxpr)

@@ -94,14 +94,8 @@ def inferred_members(
         for access in site.op.accesses
         if access.operation.family in _TENSOR_CORES and _is_free(access.buffer.aval)
     }
-    return frozenset(
-        var
-        for scope in (resources.scopes(jaxpr) if found else ())
-        for var, made in zip(
-            resources.scope_refs(scope.eqn), scope.op.made, strict=True
-        )
-        if made in found
-    )
+    variables = resources.arrays_of(resources.scopes(jaxpr)) if found else {}
+    return frozenset(var for value, var in variables.items() if value in found)
 
 
 def _is_free(aval: Any) -> bool:

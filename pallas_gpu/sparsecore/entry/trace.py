@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.scoped import scoped
-from pallas_gpu.entry.trace import Arrays
+from pallas_gpu.entry.trace import Arrays, refuse_reference
 from pallas_gpu.primitives.scoped import get_global_p
 from pallas_gpu.program.bodies import bodies, equations, line_of_use
 from pallas_gpu.program.rewrite import Retrace, at_line_of, is_followed
@@ -63,15 +63,7 @@ def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
 
 def _constant(var: Any, value: Any, jaxpr: _jax.Jaxpr, name: str) -> Any:
     """Returns a number that a body closes over; raises for anything else."""
-    where = line_of_use(jaxpr, var)
-    if isinstance(var.aval, types.refs.IndexableRef):
-        raise errors.KernelError(
-            f"kernel {name}: a reference is used outside its scope",
-            expected="references that the kernel or run_scoped passes to its body",
-            got=types.describe(var.aval),
-            hint="use it in the function that gets it, or declare it in scratch_types",
-            where=where,
-        )
+    refuse_reference(var, jaxpr, name, "scratch_types")
     if (
         isinstance(var.aval, _jax.AbstractRef)
         or var.aval.shape
@@ -84,7 +76,7 @@ def _constant(var: Any, value: Any, jaxpr: _jax.Jaxpr, name: str) -> Any:
             expected="arrays as arguments; only numbers may be closed over",
             got=f"{var.aval.str_short()}",
             hint="pass it as an argument, and copy what is needed to VMEM or SMEM",
-            where=where,
+            where=line_of_use(jaxpr, var),
         )
     return np.asarray(value)[()]
 

@@ -32,7 +32,7 @@ from pallas_gpu.memory.sharing import inferred_members
 from pallas_gpu.memory.workspace import WorkArray
 from pallas_gpu.primitives.grids import griddepcontrol, launch_control
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.walk import uses, walk
+from pallas_gpu.program.walk import last_line, uses
 
 
 def run_devices(
@@ -152,9 +152,7 @@ class Launch:
         self._plan = plan or launches.planned(params)
         self._device = device
         self._residency = _residency(params, device.target)
-        device.execution.default_line = functools.cache(
-            lambda: _last_use(params.jaxpr, None)
-        )
+        device.execution.default_line = functools.cache(lambda: last_line(params.jaxpr))
         if uses(params.jaxpr, griddepcontrol.wait_p):
             device.start_early()
         elif device.everywhere and params.compiler_params.skip_device_barrier:
@@ -243,7 +241,7 @@ class Launch:
         results = region_of(self._params.jaxpr).inputs[self._params.num_inputs :]
         for array, ref in zip(self.outputs, results, strict=True):
             if not array.is_complete:
-                report(array.incomplete(_last_use(self._params.jaxpr, ref)))
+                report(array.incomplete(last_line(self._params.jaxpr, ref)))
 
     def _launched(self, positions: int) -> int:
         """Returns how many clusters of a grid are launched.
@@ -345,18 +343,6 @@ def _lasting(jaxpr: Any) -> Any:
         return None
     inside = all(scopes[0] in site.enclosing for site in scopes[1:])
     return scopes[0].eqn.params["jaxpr"] if inside else None
-
-
-def _last_use(jaxpr: Any, ref: Any) -> str | None:
-    """Returns the last line that uses a reference, that of a kernel without a use."""
-    sites = walk(jaxpr)[::-1]
-    used = (
-        site.where
-        for site in sites
-        if not site.op.regions and any(site.origin(x) is ref for x in site.op.inputs)
-    )
-    lines = itertools.chain(used, (site.where for site in sites))
-    return next((line for line in lines if line is not None), None)
 
 
 def _names(params: call.CallParams) -> list[str]:
