@@ -12,19 +12,14 @@ registers further checks with `registry.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.checks import jax_operations, references, warp
 from pallas_gpu.checks.index_arithmetic import check_indices
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import cluster, inline
-from pallas_gpu.primitives.devices.multimem import multimem_load_reduce_p
-from pallas_gpu.primitives.scoped import run_scoped_p
-from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.nodes import Constant, Fault, Op
 from pallas_gpu.program.passes.no_elements import without_elements
@@ -117,7 +112,8 @@ def _has_rules(primitive: Any) -> bool:
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
     """Raises TargetError for an operation that the target does not support."""
     for site in walk(jaxpr):
-        for feature, who in _needs(site.op):
+        operation = site.op.operation
+        for feature, who in () if operation is None else operation.features(site.op):
             with errors.at(site.line):
                 target.require(feature, who)
         if site.op.primitive is inline.inline_ptx_p:
@@ -141,33 +137,7 @@ def _require_since(site: Site, target: arch.Target) -> None:
 
 def features(jaxpr: _jax.Jaxpr) -> frozenset[arch.Feature]:
     """Returns the features that the operations of a body need."""
-    return frozenset(feature for s in walk(jaxpr) for feature, _ in _needs(s.op))
-
-
-def _needs(op: Op) -> Iterator[tuple[arch.Feature, str]]:
-    """The features that an operation needs, with what needs them."""
-    operation, optional = op.operation, op.params.get("if_supported", False)
-    if operation is not None and operation.feature is not None and not optional:
-        yield operation.feature, operation.name
-    if op.primitive is tcgen05_mma_p and _has_bytes(op):
-        yield arch.Feature.TCGEN05_INT8, "a tcgen05_mma of 8-bit integers"
-    if op.primitive is multimem_load_reduce_p and op.results[0].dtype.itemsize == 1:
-        yield arch.Feature.MULTIMEM_FLOAT8, "a multimem_load_reduce of float8"
-    if op.params.get("leader_tracked") is not None:
-        yield arch.Feature.TCGEN05, "a copy with leader_tracked"
-    if op.primitive is run_scoped_p:
-        for ref in op.made:
-            space = ref.aval.memory_space
-            if space.feature is not None:
-                yield space.feature, f"scratch memory in {space.name}"
-            if isinstance(ref.aval, types.AccumulatorRef):
-                yield arch.Feature.WGMMA, "an accumulator (ACC)"
-            barrier = getattr(ref.aval, "barrier", None)
-            if barrier is not None and barrier.orders_tensor_core:
-                yield arch.Feature.TCGEN05, "a barrier with orders_tensor_core"
-
-
-def _has_bytes(op: Op) -> bool:
-    """Whether 8-bit integers are multiplied: they are no scales or metadata."""
-    dtypes = {x.dtype for x in op.inputs}
-    return not dtypes.isdisjoint({np.dtype(np.int8), np.dtype(np.uint8)})
+    found = ((site.op.operation, site.op) for site in walk(jaxpr))
+    return frozenset(
+        feature for x, op in found if x is not None for feature, _ in x.features(op)
+    )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.checks import equations, references, waits
+from pallas_gpu.checks import equations, mbarrier, references
 from pallas_gpu.entry import (
     call,
     jax_errors,
@@ -80,7 +80,7 @@ def trace_body(
         equations.check_jaxpr(closed.jaxpr, mesh)
         if not writes_inputs:
             references.check_inputs(closed.jaxpr, len(arrays.inputs))
-        waits.check_waits(closed.jaxpr)
+        mbarrier.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     made = arrays.call(closed.jaxpr, mesh, name, params)
     made = dataclasses.replace(
