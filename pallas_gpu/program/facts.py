@@ -10,7 +10,7 @@ Analyses that look for more, or report on the way, derive from `Facts`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from pallas_gpu import _jax
@@ -30,7 +30,15 @@ from pallas_gpu.primitives.indices.facts import (
 from pallas_gpu.program import indices
 from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.flow import Flow
-from pallas_gpu.program.nodes import Constant, Kind, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Kind,
+    Op,
+    Operand,
+    Region,
+    Value,
+)
 
 # What stands for the index of the warp in facts: `Axis.of`.
 WARP = "warp"
@@ -156,7 +164,7 @@ class Facts(Flow[Fact]):
         carry = op.regions[-1].inputs[i]
         if self._needed is not None and carry not in self._needed:
             return self.unknown(carry)
-        step = _step(op.regions[-1], i, j)
+        step = growth(op.regions[-1], i, j)
         entry = op.entries[-1][i]
         if step is None or entry is None:
             return None
@@ -205,6 +213,28 @@ class Facts(Flow[Fact]):
             return False
         accesses = op.operation is not None and bool(op.operation.accesses)
         return accesses or bool(op.equation.effects)
+
+
+class Starts:
+    """What is known of where windows of a program's accesses start.
+
+    Args:
+      region: the program.
+      axes: names and sizes of the axes of the grid.
+      find: finds the facts.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        axes: tuple[tuple[Any, int], ...],
+        find: Callable[..., Facts] = all_facts_of,
+    ):
+        self._facts = functools.cache(lambda: find(region, axes))
+
+    def of(self, access: Access) -> list[Fact]:
+        """Returns the facts of the starts along all axes."""
+        return list(map(self._facts().start, access.window.starts))
 
 
 class Recorded(Facts):
@@ -271,7 +301,7 @@ def _length(op: Op) -> int | None:
     return op.params.get("length")
 
 
-def _step(body: Region, carry: int, result: int) -> int | None:
+def growth(body: Region, carry: int, result: int) -> int | None:
     """Returns by how much a carry grows in every iteration, if that is a constant."""
     before, end = body.inputs[carry], body.results[result]
     if end is before:
