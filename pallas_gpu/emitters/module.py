@@ -495,13 +495,12 @@ class KernelBuilder:
         host = self._launch.operation.block
         loads = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
         self._take_pointers(loads)
-        found = prologue_of(self._launch.operation)
-        if found is None:
-            raise errors.InternalError(
-                "the module does not have a prologue",
-                expected="a module before its host work is lowered",
-            )
-        self._anchor = found
+        anchor = prologue_of(self._launch.operation)
+        if anchor is None:
+            what = "the module does not have a prologue"
+            before = "a module before its host work is lowered"
+            raise errors.InternalError(what, expected=before)
+        self._anchor = anchor
         thread, lane, warp, warpgroup, x, y, z, *rest = self._anchor.operands
         elected, warp_elected, self.smem_base = rest
         self.threads = ThreadIds(
@@ -535,11 +534,8 @@ def launch_of(module: ir.Module) -> Any:
 
 
 def prologue_of(launch: ir.Operation) -> ir.Operation | None:
-    """The operation that ends the prologue of a launch, if it is still there.
-
-    For each operation of a block Python looks for the classes of its dialect; a walk
-    does not.
-    """
+    """The operation that ends the prologue of a launch, if it is still there."""
+    # Unlike a block's operations, those of a walk are not looked up by their dialects.
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:

@@ -15,7 +15,7 @@ BUDGETS = {
     # arch/tpu.py: the chips of the second machine; Featured, what both say of features.
     "arch": 575,
     "bridge": 2720,
-    "checks": 1120,
+    "checks": 1080,
     "composites": 2400,
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14550,
