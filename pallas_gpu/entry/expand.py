@@ -41,7 +41,8 @@ class Kernel:
       mesh: the launch.
       target: the target.
       semantics: the lowering semantics.
-      stored: shapes and types of the arrays in SMEM that threads store to.
+      stored: shapes and types of the arrays in SMEM that threads store to, those that
+        rules have declared around this body included.
       staging_bytes: SMEM that each of several warpgroups has for copies of operands;
         None for as much as they take.
       in_warp: whether the body is that of a `warp_map`.
@@ -241,8 +242,18 @@ class _Expansion(Rewrite):
         key = (eqn.primitive, repr(params), operands, line)
         if key not in self._calls:
             traced = self._trace(rule, composite, eqn, operands, located)
-            self._calls[key] = self.with_bodies(traced, located)
+            self._calls[key] = self._storing(traced).with_bodies(traced, located)
         return self._calls[key]
+
+    def _storing(self, traced: _jax.JaxprEqn) -> _Expansion:
+        """Returns the expansion of a rule's call, which may store to scratch memory."""
+        inner = [b.jaxpr for b in bodies(traced)]
+        if not any(_rule_of(eqn) for body in inner for eqn in equations(body)):
+            return self
+        stored = self._kernel.stored.union(*map(_stored_in_smem, inner))
+        if stored == self._kernel.stored:
+            return self
+        return _Expansion(dataclasses.replace(self._kernel, stored=stored))
 
     def _trace(
         self,
