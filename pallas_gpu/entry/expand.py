@@ -41,8 +41,7 @@ class Kernel:
       mesh: the launch.
       target: the target.
       semantics: the lowering semantics.
-      stored: shapes and types of the arrays in SMEM that threads store to, those that
-        rules have declared around this body included.
+      stored: shapes and types of the arrays in SMEM that threads store to.
       staging_bytes: SMEM that each of several warpgroups has for copies of operands;
         None for as much as they take.
       in_warp: whether the body is that of a `warp_map`.
@@ -247,10 +246,9 @@ class _Expansion(Rewrite):
 
     def _storing(self, traced: _jax.JaxprEqn) -> _Expansion:
         """Returns the expansion of a rule's call, which may store to scratch memory."""
-        inner = [b.jaxpr for b in bodies(traced)]
-        if not any(_rule_of(eqn) for body in inner for eqn in equations(body)):
-            return self
-        stored = self._kernel.stored.union(*map(_stored_in_smem, inner))
+        inner, stored = [b.jaxpr for b in bodies(traced)], self._kernel.stored
+        if any(_rule_of(eqn) for body in inner for eqn in equations(body)):
+            stored = stored.union(*map(_stored_in_smem, inner))
         if stored == self._kernel.stored:
             return self
         return _Expansion(dataclasses.replace(self._kernel, stored=stored))
