@@ -294,7 +294,7 @@ class KernelBuilder:
         return value
 
     def function(self, name: str, type_: ir.Type) -> Callable[..., ir.Value]:
-        """The emitter of calls of a function of libdevice, of two operands of a type."""
+        """The emitter of calls of a function of libdevice, of two operands."""
         callee = {"callee": ir.FlatSymbolRefAttr.get(name)}
         callee["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get([2, 0])
         callee["op_bundle_sizes"] = ir.DenseI32ArrayAttr.get([])

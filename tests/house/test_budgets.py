@@ -19,8 +19,9 @@ BUDGETS = {
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14600,
     # What an eager call compares, so that it need not look into the body again.
-    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves.
-    "entry": 8250,
+    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves, also
+    # scans over progressions.
+    "entry": 8305,
     # plgpu.explain: the model, its findings, their report.
     "explanation": 1275,
     "layouts": 10230,

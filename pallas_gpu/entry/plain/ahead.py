@@ -73,6 +73,8 @@ def results(
         copy ahead.
     """
     found, asked = Counted.of(eqn, operands), eqn.params.get("num_stages")
+    if found is None:
+        kernel.notes.update(dict.fromkeys(choice.uncounted(eqn)))
     if found is None or (asked is None and scope.in_warp()):
         return None
     if asked == 1:
