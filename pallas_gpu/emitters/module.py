@@ -293,16 +293,12 @@ class KernelBuilder:
             self._hoisted[key] = value
         return value
 
-    def function(self, name: str, type_: ir.Type) -> Callable[..., ir.Value]:
-        """The emitter of calls of a function of libdevice, of two operands."""
-        callee = {"callee": ir.FlatSymbolRefAttr.get(name)}
-        callee["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get([2, 0])
-        callee["op_bundle_sizes"] = ir.DenseI32ArrayAttr.get([])
+    def declare(self, name: str, type_: ir.Type) -> None:
+        """Declares a function of libdevice, of two operands of its result's type."""
         if name not in ir.SymbolTable(self.module.operation):
+            kind = ir.Attribute.parse(f"!llvm.func<{type_} ({type_}, {type_})>")
             with ir.InsertionPoint(self.module.body), ir.Location.unknown():
-                kind = ir.Type.parse(f"!llvm.func<{type_} ({type_}, {type_})>")
-                llvm.LLVMFuncOp(name, ir.TypeAttr.get(kind))
-        return lambda *operands: operations.create("llvm.call", type_, operands, callee)
+                llvm.LLVMFuncOp(name, kind)
 
     @contextlib.contextmanager
     def discarding(self) -> Iterator[None]:

@@ -204,9 +204,9 @@ def abs_float(dtype, x):
 def rem_float(dtype, x, y):
     """C's fmod, exact: libdevice's, as for XLA. LLVM cannot legalize frem for PTX."""
     name = "__nv_fmodf" if dtypes.bits(dtype) == 32 else "__nv_fmod"
-    return dtypes.per_lane(
-        module.current().function(name, dtypes.mlir_type(dtype)), x, y
-    )
+    type_ = dtypes.mlir_type(dtype)
+    module.current().declare(name, type_)
+    return dtypes.per_lane(lambda *lane: operations.call(name, type_, lane), x, y)
 
 
 def round_float(dtype, x, *, rounding_method=0):
