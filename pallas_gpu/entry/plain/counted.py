@@ -80,8 +80,9 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
         n_consts, n_carry = _jax.scan_arity(params)
         body = params["jaxpr"]
     consts, carry = operands[:n_consts], operands[n_consts:][:n_carry]
-    sliced = [_progression(x) for x in operands[n_consts + n_carry :]]
-    if None in sliced or len(avals) != n_carry:
+    arrays = operands[n_consts + n_carry :]
+    sliced = [x for x in map(_progression, arrays) if x is not None]
+    if len(sliced) < len(arrays) or len(avals) != n_carry:
         return None
     steps = _counters(bodies(eqn)[-1].jaxpr, n_consts)
     first = {k: _number(carry[k]) for k in steps}
