@@ -23,13 +23,13 @@ from typing import Any, Literal
 from jax.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
-from jaxlib.mlir.dialects import builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
+from jaxlib.mlir.dialects import builtin, func, gpu, llvm, memref, nvvm, scf  # noqa: F401
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import arith, launch_spec, operations
 from pallas_gpu.emitters.launch_spec import WARPGROUP_THREADS as WARPGROUP_THREADS
 from pallas_gpu.emitters.launch_spec import LaunchSpec as LaunchSpec
-from pallas_gpu.emitters.program import barriers, exits
+from pallas_gpu.emitters.program import barriers, exits, order
 
 WARP_THREADS = 32
 # Constant memory (NVPTX address space 4); the launcher looks up the symbol.
@@ -222,17 +222,13 @@ class KernelBuilder:
 
     # --- what emitters use ------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def in_warp(self) -> Iterator[None]:
+    def in_warp(self) -> contextlib.AbstractContextManager[None]:
         """Makes the warp the issuer, for code that each warp executes on its own."""
-        with self._issued_by("warp"):
-            yield
+        return self._issued_by("warp")
 
-    @contextlib.contextmanager
-    def in_thread(self) -> Iterator[None]:
+    def in_thread(self) -> contextlib.AbstractContextManager[None]:
         """Makes the thread the issuer, for code that its author has given to one."""
-        with self._issued_by("thread"):
-            yield
+        return self._issued_by("thread")
 
     @contextlib.contextmanager
     def _issued_by(self, issuer: Issuer) -> Iterator[None]:
@@ -247,6 +243,12 @@ class KernelBuilder:
         """The number of threads of the issuer."""
         threads = {"thread": 1, "warp": WARP_THREADS}
         return threads.get(self.issuer, WARPGROUP_THREADS)
+
+    @property
+    def issuer_thread(self) -> ir.Value:
+        """i32: the index of the thread in the issuer, a warp or a warpgroup."""
+        warp = self.issuer == "warp"
+        return self.threads.lane if warp else self.threads.warpgroup_thread
 
     @property
     def elected(self) -> ir.Value:
@@ -293,6 +295,13 @@ class KernelBuilder:
             self._hoisted[key] = value
         return value
 
+    def declare(self, name: str, type_: ir.Type) -> None:
+        """Declares a function of libdevice, of two operands of its result's type."""
+        if name not in ir.SymbolTable(self.module.operation):
+            kind = ir.Attribute.parse(f"!llvm.func<{type_} ({type_}, {type_})>")
+            with ir.InsertionPoint(self.module.body), ir.Location.unknown():
+                llvm.LLVMFuncOp(name, kind)
+
     @contextlib.contextmanager
     def discarding(self) -> Iterator[None]:
         """Forgets what is known of the values made inside, which are then erased.
@@ -317,8 +326,10 @@ class KernelBuilder:
             known = self._attributes[key] = make()
         return known
 
-    def i32(self, value: int) -> ir.Value:
-        """The i32 constant, emitted once."""
+    def i32(self, value: int | ir.Value) -> ir.Value:
+        """The i32 constant, emitted once; a value that is not known as it is."""
+        if isinstance(value, ir.Value):
+            return value
         return self.hoisted(
             ("i32", value),
             lambda: operations.constant(ir.IntegerType.get_signless(32), value),
@@ -495,7 +506,7 @@ class KernelBuilder:
         host = self._launch.operation.block
         loads = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
         self._take_pointers(loads)
-        anchor = prologue_of(self._launch.operation)
+        anchor = order.first_of(self._launch.operation, PROLOGUE)
         if anchor is None:
             what = "the module does not have a prologue"
             before = "a module before its host work is lowered"
@@ -531,21 +542,6 @@ def launch_of(module: ir.Module) -> Any:
             "a kernel's module must have one gpu.launch", got=f"{len(found)} of them"
         )
     return found[0]
-
-
-def prologue_of(launch: ir.Operation) -> ir.Operation | None:
-    """The operation that ends the prologue of a launch, if it is still there."""
-    # Unlike a block's operations, those of a walk are not looked up by their dialects.
-    found: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name != PROLOGUE:
-            return ir.WalkResult.ADVANCE
-        found.append(op)
-        return ir.WalkResult.INTERRUPT
-
-    launch.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found[0] if found else None
 
 
 def register_limit_of(module: ir.Operation) -> ir.IntegerAttr | None:
@@ -589,9 +585,8 @@ def refusals(module: ir.Module) -> Iterator[None]:
 def _smem_base() -> ir.Value:
     space = ir.Attribute.parse("#gpu.address_space<workgroup>")
     i8 = ir.IntegerType.get_signless(8)
-    dynamic = ir.MemRefType.get(
-        [ir.ShapedType.get_dynamic_size()], i8, memory_space=space
-    )
+    size = [ir.ShapedType.get_dynamic_size()]
+    dynamic = ir.MemRefType.get(size, i8, memory_space=space)
     block = gpu.dynamic_shared_memory(dynamic)
     descriptor = ir.Type.parse(
         "!llvm.struct<(ptr<3>, ptr<3>, i64, array<1 x i64>, array<1 x i64>)>"

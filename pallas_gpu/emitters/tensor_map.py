@@ -285,7 +285,7 @@ def _prefetch(launch: ir.Operation, addresses: Sequence[ir.Value]) -> None:
     PTX: `prefetch.tensormap`. Since: sm_90. The elected thread of each warpgroup issues
     it, predicated: a branch would cost more.
     """
-    prologue = module.prologue_of(launch)
+    prologue = program_order.first_of(launch, module.PROLOGUE)
     if prologue is None:
         return
     elected = prologue.operands[module.PROLOGUE_ELECTED]

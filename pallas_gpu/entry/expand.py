@@ -242,8 +242,17 @@ class _Expansion(Rewrite):
         key = (eqn.primitive, repr(params), operands, line)
         if key not in self._calls:
             traced = self._trace(rule, composite, eqn, operands, located)
-            self._calls[key] = self.with_bodies(traced, located)
+            self._calls[key] = self._storing(traced).with_bodies(traced, located)
         return self._calls[key]
+
+    def _storing(self, traced: _jax.JaxprEqn) -> _Expansion:
+        """Returns the expansion of a rule's call, which may store to scratch memory."""
+        inner, stored = [b.jaxpr for b in bodies(traced)], self._kernel.stored
+        if any(_rule_of(eqn) for body in inner for eqn in equations(body)):
+            stored = stored.union(*map(_stored_in_smem, inner))
+        if stored == self._kernel.stored:
+            return self
+        return _Expansion(dataclasses.replace(self._kernel, stored=stored))
 
     def _trace(
         self,

@@ -11,7 +11,7 @@ from tools.source_tree import ROOT, python_files
 # Lines with docstrings and blank ones; about 2 % more than there were when the budget
 # was set. The package is to shrink: to 93,000 lines.
 BUDGETS = {
-    "": 3300,
+    "": 3305,
     # arch/tpu.py: the chips of the second machine; Featured, what both say of features.
     "arch": 575,
     "bridge": 2720,
@@ -20,15 +20,16 @@ BUDGETS = {
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14550,
     # What an eager call compares, so that it need not look into the body again.
-    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves.
-    "entry": 6100,
+    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves, also
+    # scans over progressions.
+    "entry": 6165,
     # plgpu.explain: the model, its findings, their report.
     "explanation": 1275,
     "layouts": 10230,
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
     # With notes of what is emitted, which explain reads.
-    "lowering": 11400,
+    "lowering": 10400,
     # Sorting networks as one operation; votes, matches and shuffles of lanes.
     # Addresses of arrays that kernels keep. arith.py, whose operations are created by
     # name; conversions and emitters that are chosen once for an array.

@@ -33,3 +33,18 @@ def _compare(a: list[ir.Operation], b: list[ir.Operation]) -> int:
         blocks = [block for region in parent.regions for block in region.blocks]
         return blocks.index(one.block) - blocks.index(other.block)
     return len(a) - len(b)
+
+
+def first_of(root: ir.Operation, name: str) -> ir.Operation | None:
+    """The first operation of a name in another one; None if there is none."""
+    # Unlike a block's operations, those of a walk are not looked up by their dialects.
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name != name:
+            return ir.WalkResult.ADVANCE
+        found.append(op)
+        return ir.WalkResult.INTERRUPT
+
+    root.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found[0] if found else None

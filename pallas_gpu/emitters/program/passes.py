@@ -12,6 +12,7 @@ from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu.emitters import module as module_lib
 from pallas_gpu.emitters import tensor_map
+from pallas_gpu.emitters.program import order
 
 
 def lower_host_work(module: ir.Module, name: str = "") -> ir.Module:
@@ -27,7 +28,7 @@ def lower_host_work(module: ir.Module, name: str = "") -> ir.Module:
     buffers = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
     with module.context, ir.Location.unknown():
         tensor_map.lower_tensor_maps(module, launch.operation, body, buffers, name)
-        if (tag := module_lib.prologue_of(launch.operation)) is not None:
+        if (tag := order.first_of(launch.operation, module_lib.PROLOGUE)) is not None:
             tag.erase()
     return module
 
