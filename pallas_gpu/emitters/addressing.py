@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
-from pallas_gpu.emitters import arith, module, operations
+from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 
 

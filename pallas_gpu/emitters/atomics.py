@@ -13,7 +13,6 @@ from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu.emitters import (
     addressing,
-    arith,
     control,
     indexed,
     mbarrier,
@@ -21,7 +20,7 @@ from pallas_gpu.emitters import (
     smem,
 )
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.indexed import Elements
 from pallas_gpu.emitters.moves import scratch as scratches
 from pallas_gpu.emitters.moves import shuffle

@@ -17,9 +17,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, arith, elected, indexed, mbarrier, module
+from pallas_gpu.emitters import addressing, elected, indexed, mbarrier, module
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.mbarrier import MemoryScope
 from pallas_gpu.emitters.registers import Array

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import arith, module
+from pallas_gpu.emitters import module
 from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.elements import arith
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import addressing, arith, masking, module, smem, sub_byte
+from pallas_gpu.emitters import addressing, masking, module, smem, sub_byte
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.devices import multimem
 from pallas_gpu.emitters.devices.peers import ALL, Owner
-from pallas_gpu.emitters.elements import dtypes, packed, predication
+from pallas_gpu.emitters.elements import arith, dtypes, packed, predication
 from pallas_gpu.emitters.registers import (
     Array,
     RegisterArray,

@@ -15,7 +15,6 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.emitters import (
     addressing,
-    arith,
     control,
     gmem,
     masking,
@@ -24,7 +23,7 @@ from pallas_gpu.emitters import (
     sub_byte,
 )
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes, predication
+from pallas_gpu.emitters.elements import arith, dtypes, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import Array, Deferred, Iota, RegisterArray, Splat
 from pallas_gpu.layouts import LinearLayout

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith
+from pallas_gpu.emitters.elements import arith
 
 WARPGROUP_THREADS = 128
 

@@ -15,8 +15,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith, elected, module
+from pallas_gpu.emitters import elected, module
 from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.elements import arith
 
 # The suspend time hint of one try_wait, in ns; the wait loops in any case.
 _SUSPEND_HINT_NS = 10_000_000

@@ -26,7 +26,8 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import builtin, func, gpu, llvm, memref, nvvm, scf  # noqa: F401
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith, launch_spec, operations
+from pallas_gpu.emitters import launch_spec, operations
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.emitters.launch_spec import WARPGROUP_THREADS as WARPGROUP_THREADS
 from pallas_gpu.emitters.launch_spec import LaunchSpec as LaunchSpec
 from pallas_gpu.emitters.program import barriers, exits, order

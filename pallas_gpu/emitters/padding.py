@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import addressing, arith, module
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, module
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.linear import Coordinate

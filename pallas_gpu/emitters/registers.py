@@ -17,8 +17,8 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, arith, module
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, module
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.registers import defaults

@@ -13,9 +13,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, arith, masking, module, operations, sub_byte
+from pallas_gpu.emitters import addressing, masking, module, operations, sub_byte
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes, packed, predication
+from pallas_gpu.emitters.elements import arith, dtypes, packed, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import (
     Array,

@@ -15,9 +15,9 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, arith, masking
+from pallas_gpu.emitters import addressing, masking
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes, predication
+from pallas_gpu.emitters.elements import arith, dtypes, predication
 from pallas_gpu.emitters.registers import Array, RegisterArray
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE

@@ -22,9 +22,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import builtin, func, llvm, scf
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith, module, operations
+from pallas_gpu.emitters import module, operations
 from pallas_gpu.emitters.devices import peers
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.program import order as program_order
 
 TAG = "tensor_map"

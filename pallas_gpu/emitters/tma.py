@@ -20,7 +20,6 @@ from jaxlib.mlir.dialects import nvvm
 from pallas_gpu import errors
 from pallas_gpu.emitters import (
     addressing,
-    arith,
     control,
     elected,
     mbarrier,
@@ -31,7 +30,7 @@ from pallas_gpu.emitters import (
 from pallas_gpu.emitters.cluster import Group
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import bulk, instructions
-from pallas_gpu.emitters.elements import dtypes, packed
+from pallas_gpu.emitters.elements import arith, dtypes, packed
 from pallas_gpu.emitters.gmem import GmemView, slice_pointer
 from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts.gmem.tma_order import paired_axes

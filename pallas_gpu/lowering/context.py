@@ -15,7 +15,6 @@ from jaxlib.mlir import ir
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.emitters import (
     addressing,
-    arith,
     cluster,
     elementwise,
     gmem,
@@ -25,7 +24,7 @@ from pallas_gpu.emitters import (
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.devices import peers
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import notes

@@ -10,8 +10,9 @@ from typing import Any
 
 from pallas_gpu import arch, errors, resources, types
 from pallas_gpu.checks import equations
-from pallas_gpu.emitters import arith, elementwise, gmem, mbarrier, smem
+from pallas_gpu.emitters import elementwise, gmem, mbarrier, smem
 from pallas_gpu.emitters.devices import peers
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes
 from pallas_gpu.emitters.tensor_cores import tmem

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith, elementwise
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.references import I32

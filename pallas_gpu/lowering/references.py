@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith, elementwise
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.devices import peers
-from pallas_gpu.emitters.elements import dtypes, scalars
+from pallas_gpu.emitters.elements import arith, dtypes, scalars
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.program.nodes import Access, Operand

@@ -9,8 +9,8 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, arith
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.moves import relayout
 from pallas_gpu.emitters.moves.image import MOST_EMITTED
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import addressing, arith, control, gmem, indexed, module, smem
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, control, gmem, indexed, module, smem
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.registers import Splat
 from pallas_gpu.layouts.gmem.thread_copy import Bound, ThreadCopy
 

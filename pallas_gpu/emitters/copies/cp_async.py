@@ -9,11 +9,11 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, arith, control, mbarrier, module, tma
+from pallas_gpu.emitters import addressing, control, mbarrier, module, tma
 from pallas_gpu.emitters.addressing import global_pointer
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies.chunks import Chunk, over_chunks
-from pallas_gpu.emitters.elements import dtypes, predication
+from pallas_gpu.emitters.elements import arith, dtypes, predication
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads

@@ -15,7 +15,6 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import (
     addressing,
-    arith,
     control,
     gmem,
     masking,
@@ -25,7 +24,7 @@ from pallas_gpu.emitters import (
 )
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import instructions
-from pallas_gpu.emitters.elements import dtypes, packed
+from pallas_gpu.emitters.elements import arith, dtypes, packed
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.registers import Iota, RegisterArray
 from pallas_gpu.layouts.gmem.four_rows import FourRows, plan_four_rows

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import (
-    arith,
     elected,
     gmem,
     mbarrier,
@@ -19,6 +18,7 @@ from pallas_gpu.emitters import (
 )
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import instructions
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.layouts.gmem.im2col import Windows, require_adjacent
 from pallas_gpu.layouts.window import row_major_strides
 

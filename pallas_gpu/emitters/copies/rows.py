@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import (
-    arith,
     control,
     elected,
     gmem,
@@ -30,7 +29,7 @@ from pallas_gpu.emitters import (
 )
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import chunks, cp_async, four_rows, instructions
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.registers import Array, Deferred, Iota, RegisterArray
 from pallas_gpu.layouts import LinearLayout

@@ -14,8 +14,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import gpu, scf
 
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import convert, dtypes
+from pallas_gpu.emitters.elements import arith, convert, dtypes
 from pallas_gpu.types import formats
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, arith, elementwise, module, padding
+from pallas_gpu.emitters import addressing, elementwise, module, padding
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.debug import lines
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement

@@ -14,7 +14,8 @@ from typing import Literal
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import arith, module, operations
+from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters.elements import arith
 
 # Whose memory: that of a device, or that of all of them.
 type Owner = ir.Value | int | Literal["all"]

@@ -17,8 +17,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import math
 
-from pallas_gpu.emitters import arith, module, operations
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters.elements import arith, dtypes
 
 Emitter = Callable[..., ir.Value]  # (dtype, *values, **params) -> value
 _CmpF = arith.CmpFPredicate

@@ -15,8 +15,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_gpu.emitters import arith, module, operations
-from pallas_gpu.emitters.elements import dtypes, narrow_floats, packed
+from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters.elements import arith, dtypes, narrow_floats, packed
 from pallas_gpu.emitters.elements.arithmetic import before_broadcast
 from pallas_gpu.emitters.elements.arithmetic import resize_float as _resize
 

@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith, module, operations
+from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.types.elements import Kind as Kind
 from pallas_gpu.types.elements import kind as kind
 from pallas_gpu.types.elements import stored_bits as stored_bits

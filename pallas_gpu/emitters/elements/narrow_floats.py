@@ -14,8 +14,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.arithmetic import resize_float
 
 _CmpF = arith.CmpFPredicate

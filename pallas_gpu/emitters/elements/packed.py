@@ -15,8 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, math
 
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.arithmetic import resize_float
 
 # On the operation that makes a register of unpacked elements.

@@ -14,8 +14,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 
 # The constraint of inline assembly for a register of some bits; none has 8.
 _CONSTRAINTS = {8: "h", 16: "h", 32: "r", 64: "l"}

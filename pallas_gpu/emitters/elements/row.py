@@ -13,8 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import dtypes, packed
+from pallas_gpu.emitters.elements import arith, dtypes, packed
 from pallas_gpu.emitters.elements.arithmetic import Emitter, bound
 from pallas_gpu.emitters.elements.convert import conversion
 from pallas_gpu.layouts.moves import rates

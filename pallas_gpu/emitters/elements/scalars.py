@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters.elements import arith, dtypes, table
 from pallas_gpu.emitters.elements.convert import convert_value
 
 # On an addition of 0: what the result is a multiple of.

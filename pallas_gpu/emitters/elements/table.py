@@ -16,9 +16,9 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith, operations
+from pallas_gpu.emitters import operations
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements import arithmetic as emitters
-from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.arithmetic import Emitter
 from pallas_gpu.emitters.elements.convert import conversion
 from pallas_gpu.emitters.elements.row import Case, Row

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import arith, operations
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import operations
+from pallas_gpu.emitters.elements import arith, dtypes
 
 # LLVM's NVPTX constraint letter for each type of a word.
 _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l", "f32": "f", "f64": "d"}

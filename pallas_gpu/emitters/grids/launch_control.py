@@ -9,8 +9,9 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import arith, mbarrier, module
+from pallas_gpu.emitters import mbarrier, module
 from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.elements import arith
 
 ANSWER_BYTES = 16
 

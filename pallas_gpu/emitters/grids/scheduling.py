@@ -6,8 +6,9 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, arith, cluster, mbarrier, module
+from pallas_gpu.emitters import addressing, cluster, mbarrier, module
 from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.emitters.smem import SmemView, slice_pointer
 
 

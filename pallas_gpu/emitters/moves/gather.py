@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, arith, control, mbarrier, module
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, control, mbarrier, module
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require

@@ -16,8 +16,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, arith, control, module, smem
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, control, module, smem
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.padding import inside_from
 from pallas_gpu.emitters.registers import Iota, RegisterArray

@@ -19,8 +19,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, arith, mbarrier, module
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, mbarrier, module
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require

@@ -16,8 +16,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, arith, control, mbarrier, module, smem
-from pallas_gpu.emitters.elements import dtypes, scalars
+from pallas_gpu.emitters import addressing, control, mbarrier, module, smem
+from pallas_gpu.emitters.elements import arith, dtypes, scalars
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require

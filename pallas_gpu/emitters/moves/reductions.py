@@ -12,9 +12,9 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_gpu.emitters import addressing, arith, control, mbarrier, module, padding
+from pallas_gpu.emitters import addressing, control, mbarrier, module, padding
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters.elements import arith, dtypes, table
 from pallas_gpu.emitters.elements.convert import before_extension, convert_value
 from pallas_gpu.emitters.elements.identities import identity
 from pallas_gpu.emitters.moves import image, redux, shuffle

@@ -13,8 +13,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import nvvm
 
-from pallas_gpu.emitters import arith, module
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import module
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle
 

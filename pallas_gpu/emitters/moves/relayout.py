@@ -14,8 +14,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_gpu.emitters import addressing, arith, control, mbarrier, module, smem
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import addressing, control, mbarrier, module, smem
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.moves.rearrange import rearrange

@@ -13,8 +13,8 @@ from typing import Literal
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import addressing, arith, mbarrier, padding
-from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters import addressing, mbarrier, padding
+from pallas_gpu.emitters.elements import arith, dtypes, table
 from pallas_gpu.emitters.elements.identities import identity
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require

@@ -16,8 +16,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, scf
 
-from pallas_gpu.emitters import addressing, arith, control, mbarrier, module
-from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters import addressing, control, mbarrier, module
+from pallas_gpu.emitters.elements import arith, dtypes, table
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image
 from pallas_gpu.emitters.moves.gather import position_pointer

@@ -9,8 +9,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import nvvm
 
-from pallas_gpu.emitters import arith, module
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import module
+from pallas_gpu.emitters.elements import arith, dtypes
 
 _FULL_MASK = -1
 # The segment is the whole warp (PTX ISA, shfl: operand c).

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith, cluster, module
+from pallas_gpu.emitters import cluster, module
+from pallas_gpu.emitters.elements import arith
 
 # The mask of two CTAs, from the rank of the leader on.
 _BOTH = 0b11

@@ -21,9 +21,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import arith, module, smem
+from pallas_gpu.emitters import module, smem
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.emitters.tensor_cores import pairs, scales
 from pallas_gpu.emitters.tensor_cores.scales import Scaling

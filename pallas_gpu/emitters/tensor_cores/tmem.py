@@ -19,9 +19,9 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
-from pallas_gpu.emitters import arith, mbarrier, module
+from pallas_gpu.emitters import mbarrier, module
 from pallas_gpu.emitters.control import predicated
-from pallas_gpu.emitters.elements import dtypes, words
+from pallas_gpu.emitters.elements import arith, dtypes, words
 from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.emitters.smem import Windowed, add_index
 from pallas_gpu.emitters.tensor_cores import pairs

@@ -11,8 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emitters import arith
-from pallas_gpu.emitters.elements import dtypes, scalars
+from pallas_gpu.emitters.elements import arith, dtypes, scalars
 from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals

@@ -15,9 +15,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mlir
 
 from pallas_gpu import errors, types
-from pallas_gpu.emitters import arith, elementwise
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters import registers as regs
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.elements import inline as asm
 from pallas_gpu.entry import scope
 from pallas_gpu.layouts import WGSplatLayout, to_layout

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith
 from pallas_gpu.emitters.debug.profiler import Recorder
+from pallas_gpu.emitters.elements import arith
 from pallas_gpu.emitters.module import KernelBuilder
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.references import Reference

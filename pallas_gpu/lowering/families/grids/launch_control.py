@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith, elementwise
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.grids import launch_control
 from pallas_gpu.emitters.smem import slice_pointer
 from pallas_gpu.lowering.context import RuleContext

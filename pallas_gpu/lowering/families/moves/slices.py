@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.emitters import arith, elementwise
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.lowering import values as vals
