@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -70,7 +70,7 @@ def dynamic_scheduling_loop(
     mesh = scope.current_mesh(_WHO)
     _check_axes(mesh, grid_names, thread_axis, cluster_axes)
     cancels = assumed_target.of_kernel().has(arch.Feature.CLUSTER_LAUNCH_CONTROL)
-    source: _Source = (_Launch if cancels else _Counter)(mesh, grid_names)
+    source = (_Launch if cancels else _Counter)(mesh, grid_names)
     # All of them count as one.
     axes: Any = (tuple(mesh.cluster_names),) if _is_clustered(mesh) else ()
     declared = Ring.of(source.memory, consumers=mesh.warpgroups, collective_axes=axes)
@@ -95,7 +95,7 @@ def _is_clustered(mesh: types.Mesh) -> bool:
 def _all_steps(
     mesh: types.Mesh,
     grid_names: Sequence[str],
-    source: _Source,
+    source: _Counter,
     ring: Ring,
     body: Callable[..., Any],
     init_carry: Any,
@@ -128,71 +128,45 @@ def _all_steps(
     return carry
 
 
-class _Source(Protocol):
-    """Where a cluster's next position comes from.
-
-    Attributes:
-      memory: declares SMEM for the positions of all slots.
-      by_threads: whether threads of the cluster write it there.
-    """
-
-    @property
-    def memory(self) -> Any: ...
-    @property
-    def by_threads(self) -> bool: ...
-
-    def start(self, place: Any, full: Any) -> Callable[[], None]:
-        """Asks for a position; what it returns is called after the step's work."""
-
-    def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Returns whether there is a position, and its indices."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Counter:
-    """A counter in GMEM; the launch starts as many clusters as the GPU holds."""
+    """Positions from a counter in GMEM; the launch has the clusters that are resident.
+
+    Another source of a cluster's next position is a subclass.
+    """
 
     mesh: types.Mesh
     grid_names: Sequence[str]
 
-    by_threads = True
-
-    @property
-    def memory(self) -> Any:
-        return types.SMEM((_SLOTS,), jnp.int32)
+    # Declares SMEM for the positions of all slots.
+    memory: ClassVar[Any] = types.SMEM((_SLOTS,), jnp.int32)
+    # Whether threads of the cluster write a position there.
+    by_threads: ClassVar[bool] = True
 
     def start(self, place: Any, full: Any) -> Callable[[], None]:
+        """Asks for a position; what it returns is called after the step's work."""
         claims = _claims(self.mesh)
         if self.mesh.warpgroups == 1:
             # Nobody waits for it before, and by then the counter has answered.
             following = scheduling.claim(claims)
             return lambda: scheduling.publish(following, place, full, claims)
 
-        def finish() -> None:
-            # As late as the copies allow: clusters with adjacent positions, which may
-            # read the same, then begin at the same time.
-            scheduling.publish(scheduling.claim(claims), place, full, claims)
-
-        return finish
+        # As late as the copies allow: clusters with adjacent positions, which may read
+        # the same, then begin at the same time.
+        return lambda: scheduling.publish(scheduling.claim(claims), place, full, claims)
 
     def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Returns whether there is a position, and its indices."""
         sizes = [lax.axis_size(name) for name in self.grid_names]
         position = place[...]
         return position < math.prod(sizes), tuple(unravel(position, sizes))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Launch:
-    """Cluster launch control: work of clusters that have not started."""
+class _Launch(_Counter):
+    """Positions of clusters that have not started: cluster launch control."""
 
-    mesh: types.Mesh
-    grid_names: Sequence[str]
-
+    memory = launch_control.TryClusterCancelResult(_SLOTS)
     by_threads = False
-
-    @property
-    def memory(self) -> Any:
-        return launch_control.TryClusterCancelResult(_SLOTS)
 
     def start(self, place: Any, full: Any) -> Callable[[], None]:
         @control.when(_is_last_warpgroup(self.mesh))
@@ -203,9 +177,8 @@ class _Launch:
         return lambda: None
 
     def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
-        index, granted = launch_control.query_cluster_cancel(
-            place, tuple(self.grid_names)
-        )
+        names = tuple(self.grid_names)
+        index, granted = launch_control.query_cluster_cancel(place, names)
         return granted, index
 
 

@@ -54,7 +54,7 @@ class Indexed:
         return self.spec.sizes(tuple(self.ref.shape), self.what)
 
     @property
-    def _map(self) -> Callable[..., Any] | None:
+    def _map(self) -> Any:
         return None if self.spec.block_shape is None else self.spec.index_map
 
     def block_index(self, indices: Sequence[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,14 +31,14 @@ class Outputs:
     groups says which buffers are free.
 
     Attributes:
-      streams: the outputs.
-      steps: the steps.
       team: the warpgroups, of which one stores; None: there is one.
+      memory: buffers and barriers; see `declared`.
     """
 
     streams: Sequence[Stream]
     steps: Steps
     team: Team | None
+    memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     # --- which blocks -----------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Outputs:
 
     # --- memory -----------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Any]:
+    def declared(self) -> dict[str, Any]:
         """Returns the buffers, and the barriers of a team that shares them."""
         slots, streams, team = self.steps.slots, self.streams, self.team
         found: dict[str, Any] = {
@@ -160,7 +160,7 @@ class Outputs:
         """Returns the state before the first step."""
         return tuple(jnp.int32(0) for s in self.moving if self._revisited(s))
 
-    def refs(self, memory: dict[str, Any], step: Any, visits: Visits) -> list[Any]:
+    def refs(self, step: Any, visits: Visits) -> list[Any]:
         """Returns the buffer of each output for a step."""
         counts, slots = iter(visits), self.steps.slots
         return [
@@ -169,13 +169,13 @@ class Outputs:
             else buffer.at[
                 ring_index(next(counts) if self._revisited(stream) else step, slots)
             ]
-            for stream, buffer in zip(self.streams, memory["buffers"], strict=True)
+            for stream, buffer in zip(self.streams, self.memory["buffers"], strict=True)
         ]
 
-    def wait_for_buffers(self, memory: dict[str, Any], step: Any) -> None:
+    def wait_for_buffers(self, step: Any) -> None:
         """Waits until the copies from the buffers of a step have read them."""
         if self.moving:
-            free = self._slot(memory, "free", step)
+            free = self._slot("free", step)
             self._by_one(self._wait_for_copies, done=free)
 
     def _wait_for_copies(self) -> None:
@@ -185,17 +185,17 @@ class Outputs:
         else:
             tma.wait_smem_to_gmem(self.steps.slots - 1, wait_read_only=True)
 
-    def _slot(self, memory: dict[str, Any], barrier: str, step: Any) -> Any:
+    def _slot(self, barrier: str, step: Any) -> Any:
         if not self._shared:
             return None
-        return memory[barrier].at[ring_index(step, self.steps.slots)]
+        return self.memory[barrier].at[ring_index(step, self.steps.slots)]
 
-    def store(self, memory: dict[str, Any], refs: Sequence[Any], step: Any) -> None:
+    def store(self, refs: Sequence[Any], step: Any) -> None:
         """Starts the copies of the blocks that a step completes."""
         if self.moving:
             tma.commit_smem()
             copies = functools.partial(self._store, refs, step)
-            self._by_one(copies, gathered=self._slot(memory, "ready", step))
+            self._by_one(copies, gathered=self._slot("ready", step))
 
     def _store(self, refs: Sequence[Any], step: Any) -> None:
         here = self.steps.indices(step)
@@ -213,21 +213,21 @@ class Outputs:
             for stream, count in zip(shared, visits, strict=True)
         )
 
-    def finish(self, memory: dict[str, Any]) -> None:
+    def finish(self) -> None:
         """Stores the blocks that all steps shared, and waits for all copies."""
         if not self.streams:
             return
         tma.commit_smem()
         self._by_one(
-            functools.partial(self._store_last, memory),
-            gathered=memory.get("done"),
-            done=memory.get("stored"),
+            self._store_last,
+            gathered=self.memory.get("done"),
+            done=self.memory.get("stored"),
         )
 
-    def _store_last(self, memory: dict[str, Any]) -> None:
+    def _store_last(self) -> None:
         count, first = self.steps.count, self.steps.shared.indices(0)
         written = True if isinstance(count, int) else count > 0
-        for stream, buffer in zip(self.streams, memory["buffers"], strict=True):
+        for stream, buffer in zip(self.streams, self.memory["buffers"], strict=True):
             if self._fixed(stream) and not (isinstance(count, int) and count == 0):
                 _copy(stream, buffer.at[0], first, written, commit_group=True)
         tma.wait_smem_to_gmem(

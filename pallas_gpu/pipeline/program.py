@@ -71,10 +71,9 @@ class Program:
         def body(*refs: Any) -> None:
             program.run(call_specs.leaves(refs), *trees)
 
+        check = program.require_own_parts
         launch = functools.partial(
-            *(self.launch, body, args, outs),
-            aliases=pairs,
-            check=program.require_own_parts,
+            self.launch, body, args, outs, aliases=pairs, check=check
         )
         if not self.grid.is_empty:
             return launch()

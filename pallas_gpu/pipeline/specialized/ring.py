@@ -140,18 +140,9 @@ class Ring:
                 hint="declare plgpu.SMEM((stages, *tile), dtype) for each operand",
             )
         ((stages,),) = sizes
-        empty: dict[str, Any] = {
-            "num_arrivals": consumers,
-            "num_barriers": stages,
-            "initially_complete": initially_complete,
-        }
-        return cls(
-            buffers,
-            types.ClusterBarrier(collective_axes=collective_axes, **empty)
-            if collective_axes
-            else types.Barrier(**empty),
-            types.Barrier(num_arrivals=copies or len(leaves), num_barriers=stages),
-        )
+        full = types.Barrier(num_arrivals=copies or len(leaves), num_barriers=stages)
+        empty = empties(stages, consumers, collective_axes, initially_complete)
+        return cls(buffers, empty, full)
 
     @property
     def stages(self) -> int:
@@ -319,6 +310,20 @@ class Ring:
         @control.loop(last_steps(steps, self.stages), steps)
         def _(i: Any) -> None:
             mbarrier.barrier_wait(self.empty.at[ring_index(i, self.stages)])
+
+
+def empties(
+    stages: int, consumers: int, collective_axes: Any, initially_complete: bool
+) -> Any:
+    """Declares the barriers on which the readers of a ring arrive."""
+    common: dict[str, Any] = {
+        "num_arrivals": consumers,
+        "num_barriers": stages,
+        "initially_complete": initially_complete,
+    }
+    if collective_axes:
+        return types.ClusterBarrier(collective_axes=collective_axes, **common)
+    return types.Barrier(**common)
 
 
 def ring_index(step: Any, stages: int) -> Any:
