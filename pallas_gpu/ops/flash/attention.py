@@ -185,11 +185,8 @@ def _chosen(
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)
         return AttentionConfig()
-    needed = {
-        AttentionConfig: arch.Feature.WGMMA,
-        BlackwellAttentionConfig: arch.Feature.TCGEN05,
-    }
-    targets.require("attention", config, compiler_params, needed)
+    kinds = AttentionConfig, BlackwellAttentionConfig
+    targets.require("attention", config, compiler_params, kinds)
     return config
 
 

@@ -23,6 +23,7 @@ _FEW_GROUPS = 32
 class Tiling:
     """Sizes that follow from those of a consumer's tile, and from the cluster."""
 
+    feature: ClassVar[arch.Feature] = arch.Feature.WGMMA
     tile_m: int
     tile_n: int
     consumers: int = CONSUMERS
@@ -452,6 +453,7 @@ class RaggedDotConfig(Tiling):
 class Pairs:
     """What configurations of blocks that may share a tile have in common."""
 
+    feature: ClassVar[arch.Feature] = arch.Feature.TCGEN05
     collective: bool
     blocks: int
     # N is padded by zeros, whatever it is.

@@ -38,7 +38,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import in_cluster, operands_of
 
@@ -53,16 +53,13 @@ _ROWS = 32
 
 
 @cached
-def make_kernel(
-    p: Problem, config: SplitMatmulConfig, compiler_params: Any, interpret: Any
-) -> Any:
+def make_kernel(p: Problem) -> Any:
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
-    c = config
+    c = p.config
     _check_depth(p, c)
     schedule = Schedule(p, c)
-    ring = operands_of(p, c, c.tile_m)
     scratch: dict[str, Any] = {
-        "memory": _memory(schedule, ring),
+        "memory": _memory(schedule, operands_of(p, c, c.tile_m)),
         "full": plgpu.Barrier(num_arrivals=1 + p.factors, num_barriers=c.stages),
         "empty": plgpu.Barrier(
             num_arrivals=c.warpgroups, num_barriers=c.stages, initially_complete=True
@@ -82,20 +79,15 @@ def make_kernel(
             num_barriers=c.warpgroups,
             initially_complete=name == "read",
         )
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+    return launch(
+        *(p, "split_matmul", functools.partial(_body, schedule)),
+        ("a", "b", *p.operands),
+        jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+        scratch,
         # The last part waits for those before it: blocks start in this order.
-        grid=(c.clusters, schedule.workers),
-        grid_names=("part", "worker"),
-        cluster=(c.split,),
-        cluster_names=("split",),
-        num_threads=c.warpgroups + 1,
-        thread_name="wg",
-        kernel_name="split_matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types=scratch,
+        grid={"part": c.clusters, "worker": schedule.workers},
+        cluster={"split": c.split},
+        warpgroups=c.warpgroups + 1,
     )
 
 
@@ -204,11 +196,10 @@ class Schedule(hopper.Schedule):
             visit(batch, mi * c.tile_m, ni * c.tile_n, info.local_index * steps)
 
 
-def _body(schedule: Schedule, *refs, **scratch) -> None:
-    buffers, sums = scratch.pop("memory")
-    ring = plgpu.Ring(buffers, scratch.pop("empty"), scratch.pop("full"))
-    names = "a", "b", *schedule.problem.operands, "out"
-    mem = Memory.of(names, refs, operands=ring, sums=sums, **scratch)
+def _body(schedule: Schedule, mem: Memory) -> None:
+    buffers, sums = mem.memory
+    ring = plgpu.Ring(buffers, mem.empty, mem.full)
+    mem = mem.but(operands=ring, sums=sums)
     wg = lax.axis_index("wg")
     plgpu.Roles(schedule.config.warpgroups).run(
         wg,
@@ -218,21 +209,12 @@ def _body(schedule: Schedule, *refs, **scratch) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Consumer:
-    """What one consumer warpgroup does."""
-
+class _Consumer(hopper.Consumer):
     schedule: Schedule
-    mem: Memory
-    wg: Any
 
     def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its columns of a tile."""
-        c, p = self.schedule.config, self.schedule.problem
-        acc = plgpu.ACC((c.own_n, c.tile_m), p.accumulator)
-        products = plgpu.run_scoped(
-            functools.partial(self.accumulate, first_step),
-            *([acc, acc] if p.epilogue.gated else [acc]),
-        )
+        c, products = self.schedule.config, self.products(first_step)
         if (drained := self.mem.get("drained")) is not None:
             plgpu.barrier_arrive(drained)
             plgpu.barrier_wait(drained)
@@ -241,6 +223,11 @@ class _Consumer:
         for start in range(0, c.tile_m, part):
             parts = [x[:, start : start + part] for x in products]
             self.store(parts, batch, row + start, column)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Columns of B, and rows of A."""
+        return self.schedule.config.own_n, self.schedule.config.tile_m
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its columns of B with A, and that of the gate."""

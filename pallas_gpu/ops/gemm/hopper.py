@@ -24,6 +24,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.ops import memory
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
@@ -38,25 +39,20 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
 @cached
-def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) -> Any:
+def make_kernel(p: Problem) -> Any:
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
-
-    of_kernel = p if config.parts == 1 else _divided(p, config)
-    if config.transposed or config.parts > 1:
+    c = p.config
+    of_kernel = p if c.parts == 1 else _divided(p, c)
+    if c.transposed or c.parts > 1:
         _require_no_gate(p)
-    kernel = launch(
-        Schedule(of_kernel.transposed if config.transposed else of_kernel, config),
-        Consumer,
-        jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype),
-        kernel_name="matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
-    if config.parts == 1:
+    turned = of_kernel.transposed if c.transposed else of_kernel
+    out = jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype)
+    kernel = launch(Schedule(turned, c), "matmul", Consumer, out)
+    if c.parts == 1:
         return kernel
 
     def added(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
-        products = kernel(a, b).reshape(p.batch, config.parts, p.m, p.n)
+        products = kernel(a, b).reshape(p.batch, c.parts, p.m, p.n)
         total = products.sum(axis=1, dtype=products.dtype)
         return p.epilogue.of_arrays(total, p.out_dtype, *others)
 
@@ -107,65 +103,50 @@ def _require_no_gate(p: Problem) -> None:
 
 
 def launch(
-    schedule: Schedule,
-    consumer: Any,
-    out_type: Any,
-    *,
-    memory: Any = None,
-    scratch: Any = None,
-    **options: Any,
+    schedule: Schedule, name: str, consumer: Any, results: Any, **options: Any
 ) -> Any:
     """Returns a kernel of products, whose tiles a consumer finishes.
 
     Args:
-      schedule: the tiles.
       consumer: `Consumer`, or a class with methods of its own.
-      out_type: of the results.
-      memory: returns a `Memory` from the references of the operands and results and,
-        by name, of the scratch; default: of the problem's operands and one result.
-      scratch: declarations; default: `scratch_of` the schedule.
-      **options: name and parameters, for `plgpu.kernel`.
+      results, **options: see `persistent`.
     """
-    p, c = schedule.problem, schedule.config
 
-    def named(*refs: Any, **scratch: Any) -> Memory:
-        factors = "ba" if c.transposed else "ab"
-        return Memory.of((*factors, *p.operands, "out"), refs, **scratch)
-
-    def visits(wg: Any, *refs: Any, **scratch: Any) -> Any:
-        mem = (memory or named)(*refs, **scratch)
+    def visits(wg: Any, mem: Memory) -> Any:
+        mem = schedule.prepared(mem)
         return (
             lambda: functools.partial(schedule.produce, mem),
             lambda: consumer(schedule, mem, wg).visit,
         )
 
-    scratch = scratch or scratch_of(schedule)
-    return persistent(schedule, visits, out_type, scratch, **options)
+    return persistent(schedule, name, visits, results, **options)
 
 
 def persistent(
     schedule: Schedule,
+    name: str,
     visits: Any,
-    out_type: Any,
-    scratch: dict[str, Any],
-    **options: Any,
+    results: Any,
+    *,
+    inputs: Any = None,
+    scratch: Any = None,
 ) -> Any:
     """Returns a kernel in which a producer and consumers visit the tiles of a schedule.
 
     Args:
-      schedule: the tiles.
-      visits: called with the index of the warpgroup and all references; returns for
+      visits: called with the index of the warpgroup and the memory; returns for
         the producer and for a consumer a function that returns what visits a tile.
         A third function is for another warp of the producer, which runs it once.
-      out_type, scratch: of the kernel.
-      **options: name and parameters, for `plgpu.kernel`.
+      inputs: names of the arrays; default: A, B and the problem's other operands.
+      results: see `memory.launch`.
+      scratch: declarations; default: `scratch_of` the schedule.
     """
-    c, tiles = schedule.config, schedule.tiles
+    p, c, tiles = schedule.problem, schedule.config, schedule.tiles
     roles = plgpu.Roles(c.consumers, _REGISTERS[c.consumers])
 
-    def body(*refs, **memory) -> None:
+    def body(mem: Memory) -> None:
         wg = lax.axis_index("wg")
-        producer, consumer, *others = visits(wg, *refs, **memory)
+        producer, consumer, *others = visits(wg, mem)
 
         def produce() -> None:
             schedule.for_each_tile(producer())
@@ -182,17 +163,14 @@ def persistent(
             wg, (lambda: plgpu.warp_map(in_warps)) if others else produce, consume
         )
 
-    return plgpu.kernel(
-        body,
-        out_type=out_type,
-        grid=(tiles.clusters(c.blocks),),
-        grid_names=(tiles.axis,),
-        cluster=(math.prod(tiles.cluster),),
-        cluster_names=(tiles.cluster_axis,),
-        num_threads=roles.num_threads,
-        thread_name="wg",
-        scratch_types=scratch,
-        **options,
+    return memory.launch(
+        *(p, name, body),
+        inputs or (*("ba" if c.transposed else "ab"), *p.operands),
+        results,
+        scratch or scratch_of(schedule),
+        grid={tiles.axis: tiles.clusters(c.blocks)},
+        cluster={tiles.cluster_axis: math.prod(tiles.cluster)},
+        warpgroups=roles.num_threads,
     )
 
 
@@ -291,6 +269,10 @@ class Schedule:
         parts = np.int32(self.config.parts)
         return lax.div(batch, parts), lax.rem(batch, parts) * self.steps, self.steps
 
+    def prepared(self, mem: Memory) -> Memory:
+        """Returns the memory as the producer and consumers have it."""
+        return mem
+
     def rows(self, mem: Any, row: Any) -> Any:
         """The rows of A of a block's tile."""
         del mem
@@ -371,10 +353,15 @@ class Consumer:
             self.prefetch_residual(part, batch, row, column)
         self.store(self.products(first_step), batch, row, column)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of an accumulator."""
+        return self.schedule.config.tile_m, self.schedule.config.tile_n
+
     def products(self, first_step, finish: Any = None) -> list[Any]:
         """Returns its rows of the products, or what `finish` makes of them."""
-        c, p = self.schedule.config, self.schedule.problem
-        acc = plgpu.ACC((c.tile_m, c.tile_n), p.accumulator)
+        p = self.schedule.problem
+        acc = plgpu.ACC(self.shape, p.accumulator)
 
         def scoped(*accumulators):
             products = self.accumulate(first_step, *accumulators)

@@ -28,8 +28,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import CONSUMERS, RaggedDotConfig
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.gemm.config import CONSUMERS
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
@@ -88,53 +88,43 @@ class Schedule(hopper.Schedule):
 
 
 @cached
-def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
+def make_kernel(p: GroupedProblem) -> Any:
     """Returns the function of sizes, offset, any indices, A and B."""
-    c, schedule = config, Schedule(p, config)
+    c = p.config
+    schedule = Schedule(p, c)
     rings = range(schedule.rings)
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((p.matrices, p.m, p.n), p.out_dtype),
-        grid=(schedule.blocks,),
-        grid_names=("worker",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="ragged_dot_contracted",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types={
-            "a_smem": tiles((c.stages, c.tile_k, c.block_m), p.dtype),
-            "b_smem": tiles((c.stages, c.tile_k, c.tile_n), p.dtype),
-            "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
-            "tables": table(p.groups, CONSUMERS + 1),
-            "full": [
-                plgpu.Barrier(num_arrivals=2 // len(rings), num_barriers=c.stages)
-                for _ in rings
-            ],
-            "empty": [
-                plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
-                for _ in rings
-            ],
-            "cleared": plgpu.Barrier(num_arrivals=CONSUMERS),
-        },
+    full = plgpu.Barrier(num_arrivals=2 // len(rings), num_barriers=c.stages)
+    empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
+    scratch = {
+        "a_smem": tiles((c.stages, c.tile_k, c.block_m), p.dtype),
+        "b_smem": tiles((c.stages, c.tile_k, c.tile_n), p.dtype),
+        "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
+        "tables": table(p.groups, CONSUMERS + 1),
+        "full": [full for _ in rings],
+        "empty": [empty for _ in rings],
+        "cleared": plgpu.Barrier(num_arrivals=CONSUMERS),
+    }
+    return launch(
+        *(p, "ragged_dot_contracted", functools.partial(_body, schedule)),
+        (*p.of_groups, "a", "b"),
+        jax.ShapeDtypeStruct((p.matrices, p.m, p.n), p.out_dtype),
+        scratch,
+        grid={"worker": schedule.blocks},
+        warpgroups=CONSUMERS + 1,
     )
 
 
-def _body(
-    schedule, sizes, offset, *refs, a_smem, b_smem, tables, full, empty, **scratch
-) -> None:
+def _body(schedule: Schedule, mem: Memory) -> None:
     p, c = schedule.problem, schedule.config
-    *indices, a, b, out = refs
     wg = lax.axis_index("wg")
-    rings = (
-        plgpu.Ring(a_smem, empty[0], full[0]),
-        plgpu.Ring(b_smem, empty[-1], full[-1]),
+    mem.operands = (
+        plgpu.Ring(mem.a_smem, mem.empty[0], mem.full[0]),
+        plgpu.Ring(mem.b_smem, mem.empty[-1], mem.full[-1]),
     )
-    mem = Memory(a=a, rows=Rows(*indices), b=b, out=out, operands=rings, **scratch)
+    mem.rows = Rows(mem.get("indices"))
 
     def for_each_strip(visit: Any) -> None:
-        own = tables.at[wg]
-        groups = Groups.of(sizes, offset, p.matrices, p.k, c.tile_k, own)
+        groups = Groups.of(mem, p.matrices, p.k, c.tile_k, wg)
         _for_each_strip(schedule, groups, visit)
 
     def consume() -> None:

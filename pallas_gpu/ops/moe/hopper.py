@@ -27,8 +27,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper, promoted
-from pallas_gpu.ops.gemm.config import RaggedDotConfig
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
 
@@ -118,10 +117,10 @@ class Schedule(hopper.Schedule):
 
 
 @cached
-def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
+def make_kernel(p: GroupedProblem) -> Any:
     """Returns the function of sizes, offset, any indices, A, B and `p.operands`."""
-    c, schedule = config, Schedule(p, config)
-    blocked = p.group is not None
+    c = p.config
+    schedule, blocked = Schedule(p, c), p.group is not None
     scratch = {
         **hopper.scratch_of(schedule, copies=3 if blocked else None),
         "tables": table(p.groups, c.consumers + 1),
@@ -133,30 +132,24 @@ def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, int
         width = max(c.epilogue_n, 128 // p.out_dtype.itemsize)
         scratch["rest"] = plgpu.SMEM((c.consumers, 2, _EIGHT, width), p.out_dtype)
         scratch["zeros"] = plgpu.SMEM((c.consumers, _CLEARED[1] // 2), p.out_dtype)
-    options: dict[str, Any] = {
-        "out_type": jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        "kernel_name": "ragged_dot",
-        "compiler_params": compiler_params,
-        "interpret": interpret,
-    }
+    name, inputs = "ragged_dot", (*p.of_groups, "a", "b", *p.operands)
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
     if not c.dynamic:
         visits = functools.partial(_visits, schedule)
-        return hopper.persistent(schedule, visits, scratch=scratch, **options)
-    return plgpu.kernel(
-        functools.partial(_dynamic, schedule),
-        grid=(schedule.positions,),
-        grid_names=("position",),
-        num_threads=c.consumers + 1,
-        thread_name="wg",
-        scratch_types=scratch,
-        **options,
+        return hopper.persistent(
+            *(schedule, name, visits, out), inputs=inputs, scratch=scratch
+        )
+    return launch(
+        *(p, name, functools.partial(_dynamic, schedule), inputs, out, scratch),
+        grid={"position": schedule.positions},
+        warpgroups=c.consumers + 1,
     )
 
 
-def _dynamic(schedule, *refs, **scratch) -> None:
+def _dynamic(schedule, mem) -> None:
     """Visits tiles as blocks claim them: all warpgroups have the same loop."""
     wg, consumers = lax.axis_index("wg"), schedule.config.consumers
-    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
+    tiles = _Tiles.of(schedule, wg, mem)
 
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
@@ -170,9 +163,9 @@ def _dynamic(schedule, *refs, **scratch) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def _visits(schedule, wg, *refs, **scratch) -> tuple[Any, Any]:
+def _visits(schedule, wg, mem) -> tuple[Any, Any]:
     """Returns what makes the visits of the producer, and of a consumer."""
-    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
+    tiles = _Tiles.of(schedule, wg, mem)
 
     def consume(position, number):
         tiles.at(tiles.consume, position, number)
@@ -200,14 +193,11 @@ class _Tiles:
     number: Any
 
     @classmethod
-    def of(cls, schedule, wg, sizes, offset, *refs, tables, **scratch) -> _Tiles:
+    def of(cls, schedule, wg, mem) -> _Tiles:
         """Computes the table of groups."""
-        p = schedule.problem
-        indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
-        names = "a", "b", *p.operands, "out"
-        mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
-        block_m = schedule.config.block_m
-        groups = Groups.of(sizes, offset, p.matrices, p.m, block_m, tables.at[wg])
+        p, block_m = schedule.problem, schedule.config.block_m
+        mem = mem.but(rows=Rows(mem.get("indices")))
+        groups = Groups.of(mem, p.matrices, p.m, block_m, wg)
         number = lax.mul(groups.tiles, np.int32(schedule.columns))
         if mem.get("zeros") is not None:
 

@@ -30,7 +30,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.gemm.config import LinearFewConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.rules import bits, cached
 from pallas_gpu.ops.tiles import in_cluster, tiles
@@ -135,14 +135,15 @@ def fits(p: Problem, config: LinearFewConfig) -> bool:
 
 
 @cached
-def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret):
+def make_kernel(p: Problem) -> Any:
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
     Beside integers x is in the order of `widen.reordered`, unless `orders_tokens`.
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns`
     elements.
     """
-    c, s, wgs = config, Schedule(p, config), config.warpgroups
+    c = p.config
+    s, wgs = Schedule(p, c), c.warpgroups
     packed = tiles((wgs, c.stages, _ROWS, s.depth), p.right)
     words = tiles((wgs, c.stages, _ROWS, widen.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
     chunks = s.chunks if c.resident else wgs * c.stages
@@ -176,31 +177,23 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
             else plgpu.Barrier(num_arrivals=wgs)
         )
 
-    def body(*refs, w_smem, x_smem, **memory):
-        packed, words = w_smem if by_words else (w_smem, None)
-        smem = {"w_smem": packed, "words": words, "x_smem": x_smem[0]}
+    def body(mem: Memory) -> None:
+        mem.w_smem, mem.words = mem.w_smem if by_words else (mem.w_smem, None)
         if c.parts > 1:
-            smem["out_smem"] = x_smem[-1]
+            mem.out_smem = mem.x_smem[-1]
+        mem.x_smem = mem.x_smem[0]
         wg = lax.axis_index("wg")
-        mem = Memory.of(("x", "w", *p.operands, "out"), refs, **smem, **memory)
         worker = _Worker(p, c, mem, wg)
         plgpu.Roles(wgs, None if wgs < 4 else _REGISTERS).run(
             wg, worker.produce, worker.consume
         )
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        grid=(s.workers, plgpu.cdiv(p.m, c.tokens)),
-        grid_names=("worker", "token_tile"),
-        cluster=(c.splits,),
-        cluster_names=("split",),
-        num_threads=wgs + 1,
-        thread_name="wg",
-        kernel_name="linear_few",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types=scratch,
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return launch(
+        *(p, "linear_few", body, ("x", "w", *p.operands), out, scratch),
+        grid={"worker": s.workers, "token_tile": plgpu.cdiv(p.m, c.tokens)},
+        cluster={"split": c.splits},
+        warpgroups=wgs + 1,
     )
 
 

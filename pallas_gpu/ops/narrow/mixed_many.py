@@ -37,6 +37,14 @@ def columns(p: Problem, config: LinearManyConfig) -> int:
 class Schedule(hopper.Schedule):
     """Which tiles a cluster computes, of the transposed problem."""
 
+    def prepared(self, mem: Memory) -> Memory:
+        """Returns the memory, with units in which consumers load weights."""
+        *scale, weights, tokens = mem.ring.buffers
+        is_same = widen.unit_type(self.problem.dtype) == self.problem.dtype
+        packed, units = (weights, weights) if is_same else weights
+        buffers = [packed, tokens, *scale, units]
+        return mem.but(operands=dataclasses.replace(mem.ring, buffers=buffers))
+
     def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
         p, depth = self.problem, self.config.depth
@@ -52,12 +60,12 @@ class Schedule(hopper.Schedule):
 
 
 @cached
-def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret):
+def make_kernel(p: Problem) -> Any:
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
     """
-    c, (x_type, w_type) = config, p.types
+    c, (x_type, w_type) = p.config, p.types
     packed = tiles((c.stages, c.block_m, c.depth), w_type)
     unit = widen.unit_type(w_type)
     units = tiles((c.stages, c.block_m, widen.units(w_type, c.depth)), unit)
@@ -69,27 +77,11 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
         shape = (c.stages, widen.groups(p, c.depth), c.block_m)
         buffers = [plgpu.SMEM(shape, jnp.float32), *buffers]
     schedule = Schedule(p.transposed, c)
-
-    def memory(*refs, ring, out_smem) -> Memory:
-        *scale, weights, tokens = ring.buffers
-        packed, units = (weights, weights) if unit == w_type else weights
-        ring = dataclasses.replace(ring, buffers=[packed, tokens, *scale, units])
-        names = "b", "a", *p.operands, "out"
-        return Memory.of(names, refs, operands=ring, out_smem=out_smem)
-
     scratch = hopper.scratch_of(schedule, buffers=buffers)
     # Memory is in the order of names: the ring is behind the buffers of stores.
     scratch["ring"] = scratch.pop("operands")
-    return hopper.launch(
-        schedule,
-        _Consumer,
-        jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        memory=memory,
-        scratch=scratch,
-        kernel_name="linear_many",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return hopper.launch(schedule, "linear_many", _Consumer, out, scratch=scratch)
 
 
 @dataclasses.dataclass(frozen=True)

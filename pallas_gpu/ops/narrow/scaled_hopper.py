@@ -21,35 +21,25 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu.ops.gemm import hopper, promoted
-from pallas_gpu.ops.gemm.config import ScaledMatmulConfig
 from pallas_gpu.ops.gemm.epilogue import FACTORS, scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
 
 
 @cached
-def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpret):
+def make_kernel(p: Problem) -> Any:
     """Returns the function of A (M, K), B (N, K) and `Problem.operands`.
 
     `a_blocks` is (K / 128, M), with M rounded up to a multiple of 4, and `b_blocks`
     (K / 128, N / 128), both rounded up; `a_scale` and `b_scale` are (1,), and the other
     operands have one element for each row or column of all tiles (`extent`).
     """
-    c, schedule = config, Schedule(p, config)
-    blocked = p.group is not None
+    schedule, blocked = Schedule(p, p.config), p.group is not None
     scratch = hopper.scratch_of(schedule, copies=2 + blocked)
     if blocked:
-        scratch["scale_smem"] = promoted.scratch(c)
-
-    return hopper.launch(
-        schedule,
-        _Consumer.of,
-        jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        scratch=scratch,
-        kernel_name="scaled_matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+        scratch["scale_smem"] = promoted.scratch(p.config)
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return hopper.launch(schedule, "scaled_matmul", _Consumer.of, out, scratch=scratch)
 
 
 class Schedule(hopper.Schedule):

@@ -108,7 +108,7 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
 def _losses(options: _Options, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
     """Returns losses and logarithms of sums of (rows, depth)."""
     p = _problem(options, x, _classes(options, w))
-    function = logits.statistics(p, options.launch)
+    function = logits.statistics(p, options.launch.name)
     operands = aligned(x)[None], aligned(w)[None]
     tops, totals, picked = function(*operands, _padded(labels, -1))
     top = jnp.max(tops, 0)
@@ -157,7 +157,7 @@ _losses.defvjp(_forward, _backward)
 def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> Any:
     # Its rows are multiples of 16 bytes, too; what the last columns hold is dropped.
     p = _problem(options, x, classes + -classes % _ALIGNED)
-    function = logits.derivative(p, options.launch.backward)
+    function = logits.derivative(p, options.launch.backward.name)
     operands = aligned(x)[None], aligned(w)[None]
     d_logits = function(*operands, labels, d_top, d_label, logsumexp)
     return d_logits[0, :, :classes]
@@ -166,7 +166,9 @@ def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> An
 def _problem(options: _Options, x: Any, classes: int) -> Problem:
     dtype = jnp.dtype(x.dtype)
     return Problem(
-        x.shape[0], classes, x.shape[1], dtype, dtype, transpose_b=options.transpose_w
+        *(x.shape[0], classes, x.shape[1], dtype, dtype),
+        transpose_b=options.transpose_w,
+        **options.launch.options,
     )
 
 
