@@ -14,11 +14,9 @@ class Memory(types.SimpleNamespace):
     """Inputs, results and scratch of a block: attributes with the names declared."""
 
     def get(self, name: str) -> Any:
-        """Returns a reference, or None if the kernel does not have it."""
         return vars(self).get(name)
 
     def but(self, **changes: Any) -> Memory:
-        """Returns a memory of which some references are others."""
         return Memory(**{**vars(self), **changes})
 
 

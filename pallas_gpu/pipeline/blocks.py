@@ -31,7 +31,6 @@ class Stream(Indexed):
 
     @property
     def buffered(self) -> bool:
-        """Whether blocks are copied to SMEM."""
         return self.spec.memory_space is not types.GMEM and not self.direct
 
     @property
@@ -58,7 +57,6 @@ class Stream(Indexed):
         return types.RefView(base.ref, (*base.transforms, step))
 
     def starts(self, indices: Sequence[Any]) -> list[Any]:
-        """Returns the first index of a block in each dimension of the array."""
         entries = self.spec.block_shape or (None,) * len(self.sizes)
         return [
             _start(i, size, entry)
@@ -121,7 +119,6 @@ class Stream(Indexed):
         )
 
     def buffers(self, slots: int) -> types.ScratchType:
-        """Returns the declaration of SMEM for a number of blocks."""
         storage = types.Storage(tuple(self.spec.transforms))
         dtype = jnp.dtype(self.ref.dtype)
         shape = (slots, *self.block_shape)
@@ -155,12 +152,10 @@ class Stream(Indexed):
         mbarrier.barrier_arrive(full)
 
     def store_elements(self, buffer: Any, indices: Sequence[Any]) -> None:
-        """Stores the elements of a block that are inside of the array."""
         view, inside = self.window(indices), self._inside(indices)
         registers.store(view, (), buffer[...], mask=inside)
 
     def _inside(self, indices: Sequence[Any]) -> Any:
-        """Returns which elements of a block are inside of the array, as bools."""
         shape, squeezed = self.block_shape, self.spec.squeezed(len(self.sizes))
         inside = jnp.ones(shape, bool)
         starts = zip(self.starts(indices), self.ref.shape, squeezed, strict=True)
@@ -187,7 +182,6 @@ class Stream(Indexed):
 
     @property
     def _is_padded(self) -> bool:
-        """Whether an entry of the block shape adds elements outside of the array."""
         return any(
             isinstance(entry, types.BoundedSlice) or any(getattr(entry, "padding", ()))
             for entry in self.spec.block_shape or ()

@@ -97,7 +97,6 @@ def emit_pipeline(
 
 
 def check_depth(who: str, depth: int, specs: Sequence[types.BlockSpec]) -> None:
-    """Checks that buffers are left for copies."""
     delay = max((spec.delay_release for spec in specs), default=0)
     if delay >= depth:
         raise errors.ArgumentError(

@@ -36,10 +36,9 @@ class Pipeline:
     """A body over the steps of a grid.
 
     Attributes:
-      body: the body.
-      streams: all its inputs and outputs.
+      streams: all inputs and outputs.
       fixed, moving: inputs with buffers whose block is that of all steps, or changes.
-      outputs: outputs with buffers.
+      outputs: those with buffers.
       team: the warpgroups; None: one.
     """
 
@@ -59,7 +58,6 @@ class Pipeline:
         depth: int,
         team: Team | None = None,
     ) -> Pipeline:
-        """Returns the pipeline over a grid, with `depth` buffers of what changes."""
         steps = Steps.of(grid, depth)
         inputs = [s for s in streams.inputs if s.buffered]
         outputs = [s for s in streams.outputs if s.buffered]
@@ -77,7 +75,6 @@ class Pipeline:
         )
 
     def memory(self) -> dict[str, Any]:
-        """Returns all buffers and barriers, with their names."""
         return {
             "fixed": self.fixed.declared(),
             "moving": self.moving.declared(),
@@ -85,7 +82,6 @@ class Pipeline:
         }
 
     def allocate(self, run: Callable[[dict[str, Any]], Any]) -> Any:
-        """Calls `run` in all warpgroups of a block with the buffers and barriers."""
         memory, axes = self.memory(), () if self.team is None else self.team.axis
         return scoped(run, (declarations(memory),), {}, axes, names(memory))
 
@@ -101,11 +97,9 @@ class Pipeline:
         """Runs the pipeline; all warpgroups of the block call it.
 
         Args:
-          memory: the buffers and barriers.
           context: `context(pipeline)` calls `pipeline(init_carry)` once, in each
             warpgroup that computes.
-          init_carry: for the first step, without a context.
-          first, last: see `Inputs.produce`.
+          first, last: whether it is of a sequence of pipelines; see `Inputs.produce`.
 
         Returns:
           The last carry, without a team and a context.
@@ -148,7 +142,6 @@ class Pipeline:
         steps: Callable[[Any], Any],
         init_carry: Any,
     ) -> Any:
-        """Runs all steps, within the author's context if there is one."""
         if context is None:
             return steps(init_carry)
         calls: list[None] = []
@@ -214,5 +207,4 @@ def _of_each(streams: Sequence[Stream], found: Sequence[Any]) -> dict[Stream, An
 
 
 def holds_refs(carry: Any) -> bool:
-    """Whether references are among the values of a carry."""
     return any(map(values.is_ref, jax.tree.leaves(carry)))

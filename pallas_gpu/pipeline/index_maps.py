@@ -50,7 +50,6 @@ class Indexed:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Size of a block in each dimension of the array."""
         return self.spec.sizes(tuple(self.ref.shape), self.what)
 
     @property
@@ -128,7 +127,6 @@ class Indexed:
 
     @functools.cached_property
     def axes(self) -> frozenset[int]:
-        """The loop's axes that the block depends on."""
         return frozenset(
             axis
             for axis in range(self.grid_rank)
@@ -178,7 +176,6 @@ def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) 
 
 
 def _start_of_slice(index: Any, entry: Any, what: str) -> Any:
-    """Returns the start of the slice that an index map returns for a BoundedSlice."""
     if not isinstance(entry, types.BoundedSlice):
         return index
     is_slice = isinstance(index, _jax.Slice)
@@ -233,5 +230,4 @@ def facts_along(jaxpr: _jax.Jaxpr) -> list[Fact]:
 
 
 def loop_axis(axis: int) -> str:
-    """Returns the name of an axis of a pipeline's loop in facts."""
     return f"axis {axis}"

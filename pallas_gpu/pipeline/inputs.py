@@ -28,12 +28,9 @@ from pallas_gpu.primitives import mbarrier, tma
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Inputs whose buffers are released together.
+    """Inputs, by position, whose buffers are released together, `delay` steps later.
 
-    Attributes:
-      members: their positions among the inputs.
-      delay: number of steps after which a buffer is released.
-      axes: cluster axes along which the copies are multicast.
+    Copies of a group are multicast along the same cluster axes.
     """
 
     members: list[int]
@@ -82,7 +79,6 @@ class Inputs:
     # --- memory -----------------------------------------------------------------------
 
     def declared(self) -> dict[str, Any]:
-        """Returns the buffers and barriers."""
         slots, streams = self.steps.slots, self.streams
         sets = (
             [[s] for s in streams] if self._separate_full else [streams][: len(streams)]
@@ -110,7 +106,6 @@ class Inputs:
         return self.team is not None and self.team.separate_full
 
     def using(self, memory: dict[str, Any]) -> Inputs:
-        """Returns the inputs with their rings."""
         empty: dict[int, Any] = {}
         for group, free in zip(self.groups, memory.get("free", ()), strict=False):
             empty |= dict.fromkeys(group.members, free)
@@ -178,7 +173,6 @@ class Inputs:
             control.when(needed)(copy)
 
     def drain(self) -> None:
-        """Waits until the buffers of the last steps have been released."""
         for group in self.groups:
             self.rings[group.members[0]].drain(self.steps.count)
 
@@ -223,7 +217,6 @@ class Inputs:
 
 
 def for_each(count: Any, body: Any) -> None:
-    """Runs a function for each step, without a loop if there is one."""
     with _jax.trace_without_ref_rules():
         if isinstance(count, int) and count == 1:
             body(0)

@@ -49,7 +49,6 @@ class Outputs:
         return [a for a, n in sizes if not isinstance(n, int) or n > 1]
 
     def _fixed(self, stream: Stream) -> bool:
-        """Whether all steps have the same block."""
         return not stream.axes & set(self._axes)
 
     def _revisited(self, stream: Stream) -> bool:
@@ -74,7 +73,6 @@ class Outputs:
 
     @functools.cached_property
     def moving(self) -> list[Stream]:
-        """Outputs whose block changes."""
         return [s for s in self.streams if not self._fixed(s)]
 
     def completes(self, stream: Stream, step: Any) -> Any:
@@ -157,11 +155,9 @@ class Outputs:
     # --- steps ------------------------------------------------------------------------
 
     def start(self) -> Visits:
-        """Returns the state before the first step."""
         return tuple(jnp.int32(0) for s in self.moving if self._revisited(s))
 
     def refs(self, step: Any, visits: Visits) -> list[Any]:
-        """Returns the buffer of each output for a step."""
         counts, slots = iter(visits), self.steps.slots
         return [
             buffer.at[0]
@@ -191,7 +187,6 @@ class Outputs:
         return self.memory[barrier].at[ring_index(step, self.steps.slots)]
 
     def store(self, refs: Sequence[Any], step: Any) -> None:
-        """Starts the copies of the blocks that a step completes."""
         if self.moving:
             tma.commit_smem()
             copies = functools.partial(self._store, refs, step)
@@ -206,7 +201,6 @@ class Outputs:
         tma.commit_smem_to_gmem_group()
 
     def after(self, step: Any, visits: Visits) -> Visits:
-        """Returns the state after a step."""
         shared = [s for s in self.moving if self._revisited(s)]
         return tuple(
             count + self.completes(stream, step).astype(jnp.int32)
@@ -243,7 +237,6 @@ def _copy(
     *,
     commit_group: bool = False,
 ) -> None:
-    """Starts the copy of a block, if it is needed."""
     if stream.by_elements:
         control.when(needed)(lambda: stream.store_elements(buffer, indices))
         return

@@ -28,13 +28,10 @@ class Program:
     """A `pallas_call` as a function over arrays, and the body of its kernel.
 
     Attributes:
-      kernel: the author's function.
-      spec: the specs: pytrees; in a call a list with one for each argument that no
+      spec: pytrees; in a call a list with one for each argument that no
         index map reads, and one for each result.
       scratch: declarations, by position and by name.
       team: the warpgroups of a block; None: one, which copies as well.
-      launch: traces and launches the kernel.
-      out_shape: types of the results.
       aliases: arguments whose array is a result's, by their positions.
     """
 
@@ -51,11 +48,9 @@ class Program:
 
     @property
     def who(self) -> str:
-        """Its name in messages."""
         return f"pallas_call {self.name}"
 
     def __call__(self, *args: Any) -> Any:
-        """Launches the kernel."""
         spec, who, outs = self.spec, self.who, self.out_shape
         n = spec.num_scalar_prefetch
         call_specs.check_prefetched(args, n, self.name)
@@ -92,7 +87,6 @@ class Program:
         return jax.tree.unflatten(tree, results)
 
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
-        """Runs the body at all steps of this CTA."""
         depth = self.params.max_concurrent_steps
         if self.grid.sequential:
             check_depth(self.who, depth, (*self.spec.in_specs, *self.spec.out_specs))
@@ -139,7 +133,6 @@ class Program:
     def _call(
         self, indices: Sequence[Any], operands: Sequence[Any], named: dict[str, Any]
     ) -> None:
-        """Calls the author's function at a step."""
         with scope.at_position(self.grid.position(*indices), self.grid.sizes):
             result = scope.call(self.who, self.kernel, *operands, **named)
         scope.require_none(self.who, self.kernel, result)

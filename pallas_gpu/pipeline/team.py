@@ -48,12 +48,10 @@ class Team:
 
     @property
     def automatic(self) -> Team:
-        """The team for inputs that the body neither waits for nor releases."""
         return dataclasses.replace(self, separate_full=False, manual_release=False)
 
     @property
     def warpgroups(self) -> int:
-        """The number of warpgroups of a block."""
         return self.compute + (self.registers is not None)
 
     def stores(self) -> Any:
@@ -67,14 +65,6 @@ class Team:
         copy_once: Callable[[], None],
         consume: Callable[[], None],
     ) -> None:
-        """Runs each warpgroup in its role; all of the block call it.
-
-        Args:
-          who: name of the pipeline for error messages.
-          produce: what the memory warpgroup runs.
-          copy_once: what the first one runs in its place.
-          consume: what the others run.
-        """
         wg = lax.axis_index(self.axis)
         if self.registers is None:
             control.when(wg == 0)(copy_once)

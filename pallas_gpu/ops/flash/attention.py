@@ -212,7 +212,6 @@ def _check_for_blackwell(
 
 
 def _check_narrow(config: Any, packed: bool) -> None:
-    """Refuses what the kernel does not have for operands of float8."""
     if packed or isinstance(config, BlackwellAttentionConfig):
         raise errors.UnsupportedError(
             "attention: float8 is not supported here",

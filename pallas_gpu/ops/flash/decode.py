@@ -206,7 +206,6 @@ def _(p: Problem, names: tuple[str, ...], arrays: Any, tangents: Any):
 
 
 def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) -> _Cache:
-    """Returns the sizes of the cache, after a check of its number of dimensions."""
     expected = "q (batch, heads, head_dim) or (batch, q_len, heads, head_dim); k and v "
     expected += "of four dimensions; with kv_axis, k of five and v=None"
     axis = -1 if kv_axis is None else kv_axis

@@ -70,24 +70,17 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which tiles a block computes, in which order, and with which memory.
-
-    Attributes:
-      problem: sizes; the last tiles may reach over the edge.
-      config: a `BlackwellMatmulConfig` or a `BlockScaledMatmulConfig`.
-    """
+    """Which tiles a block computes, in which order, and with which memory."""
 
     problem: Problem
     config: Any
 
     @property
     def tile_k(self) -> int:
-        """Depth of a step."""
         return self.config.tile_k or _ROW_BYTES * 8 // self.bits
 
     @property
     def bits(self) -> int:
-        """Of an element of A or B."""
         return bits(self.problem.dtype)
 
     @property
@@ -97,14 +90,12 @@ class Schedule:
 
     @property
     def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, and their order."""
         p, c = self.problem, self.config
         minor = 0 if c.minor == "m" else 1
         return plgpu.TileSchedule((p.m, p.n), self.step[:2], minor=minor, strip=c.strip)
 
     @property
     def steps(self) -> int:
-        """Steps along K of one tile."""
         return plgpu.cdiv(self.problem.k, self.tile_k)
 
     @property
@@ -153,7 +144,6 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """Buffers of the ring."""
         if self.config.stages is not None:
             return self.config.stages
         n = self.config.tile_n
@@ -165,7 +155,6 @@ class Schedule:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """The grid, cluster and warpgroups of the launch."""
         c, tiles = self.config, self.tiles
         clusters = tiles.clusters(c.blocks // c.ctas)
         return {
@@ -175,7 +164,6 @@ class Schedule:
         }
 
     def tile(self, info: Any) -> tuple[Any, Any, Any]:
-        """Returns the rows and columns of a tile, and its number in this cluster."""
         tile_m, tile_n, _ = self.step
         _, mi, ni = self.tiles.position(info.index[0])
         rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
@@ -230,14 +218,12 @@ class Schedule:
         plgpu.loop(0, self.steps)(lambda ki: visit(ki, first + ki))
 
     def accumulator(self, acc: Any, number: Any) -> tuple[Any, Any]:
-        """Returns the part of TMEM, and its index, for a tile of the block."""
         which = lax.rem(number, np.int32(self.accumulators))
         start = which * (self.config.tile_n - self.shared_n)
         return acc.at[:, plgpu.ds(start, self.config.tile_n)], which
 
     @property
     def tmem_columns(self) -> int:
-        """Columns of TMEM of all accumulators."""
         return self.accumulators * self.config.tile_n - self.shared_n
 
     @property
@@ -247,7 +233,6 @@ class Schedule:
         return 1 if self.shared_n else self.accumulators
 
     def wait_for_accumulator(self, read: Any, number: Any) -> None:
-        """Waits until the columns of a tile's accumulator have been read."""
         # Whoever has read the shared columns of a tile has read all of the one before.
         earlier = 1 if self.shared_n else self.accumulators
 

@@ -54,7 +54,6 @@ _ROWS = 32
 
 @cached
 def make_kernel(p: Problem) -> Any:
-    """Returns the kernel: a function of A, B and the operands of the epilogue."""
     c = p.config
     _check_depth(p, c)
     schedule = Schedule(p, c)
@@ -125,13 +124,11 @@ class Schedule(hopper.Schedule):
 
     @property
     def plane(self) -> tuple[int, int]:
-        """Tiles along M and N; the last ones may exceed the problem."""
         p, c = self.problem, self.config
         return plgpu.cdiv(p.m, c.tile_m), plgpu.cdiv(p.n, c.tile_n)
 
     @property
     def count(self) -> int:
-        """Tiles of all products."""
         return self.problem.tiles(self.config.tile_m, self.config.tile_n)
 
     @property
@@ -213,7 +210,6 @@ class _Consumer(hopper.Consumer):
     schedule: Schedule
 
     def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its columns of a tile."""
         c, products = self.schedule.config, self.products(first_step)
         if (drained := self.mem.get("drained")) is not None:
             plgpu.barrier_arrive(drained)
@@ -272,7 +268,6 @@ class _Consumer(hopper.Consumer):
             plgpu.barrier_arrive(read.at[self.wg])
 
     def send(self, products) -> None:
-        """Sends each block of the cluster the sums of the rows that it adds."""
         c, mem, share = self.schedule.config, self.mem, self.schedule.share
         own = lax.axis_index("split")
         for block, first in enumerate(range(0, c.tile_m, share)):
@@ -322,7 +317,6 @@ class _Consumer(hopper.Consumer):
                 self.add_clusters(totals, place)
 
     def add_clusters(self, totals, place) -> None:
-        """Adds the sums of the clusters that divide K, and stores the result."""
         c, p = self.schedule.config, self.schedule.problem
         last = c.clusters - 1
         batch, rows, columns = place
@@ -359,7 +353,6 @@ class _Consumer(hopper.Consumer):
             self.finish(sums, place)
 
     def finish(self, totals, place) -> None:
-        """Applies the epilogue, and stores what lies inside of the result."""
         p, mem = self.schedule.problem, self.mem
         _, rows, columns = place
         row, column = (

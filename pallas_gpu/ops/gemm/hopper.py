@@ -60,7 +60,6 @@ def make_kernel(p: Problem) -> Any:
 
 
 def _divided(p: Problem, c: MatmulConfig) -> Problem:
-    """Returns the problem of which each part of K is a product."""
     steps = plgpu.cdiv(p.k, c.tile_k)
     most = plgpu.cdiv(steps, plgpu.cdiv(steps, c.parts))
     if c.parts > most:
@@ -202,19 +201,13 @@ def scratch_of(
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which tiles a cluster computes, and in which order.
-
-    Attributes:
-      problem: a `Problem`, or another description of a product.
-      config: a `MatmulConfig`, or one with such tiles.
-    """
+    """Which tiles a cluster computes, and in which order."""
 
     problem: Any
     config: Any
 
     @property
     def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, and their order."""
         p, c = self.problem, self.config
         return plgpu.TileSchedule(
             (p.m, p.n),
@@ -234,7 +227,6 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps along K of one tile."""
         c = self.config
         return plgpu.cdiv(plgpu.cdiv(self.problem.k, c.tile_k), c.parts)
 
@@ -270,16 +262,13 @@ class Schedule:
         return lax.div(batch, parts), lax.rem(batch, parts) * self.steps, self.steps
 
     def prepared(self, mem: Memory) -> Memory:
-        """Returns the memory as the producer and consumers have it."""
         return mem
 
     def rows(self, mem: Any, row: Any) -> Any:
-        """The rows of A of a block's tile."""
         del mem
         return plgpu.ds(row, self.config.block_m)
 
     def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
-        """Copies rows of A to a buffer, by `copy(source, buffer, axes)`."""
         del row
         copy(source, buffer, axes)
 
@@ -295,7 +284,6 @@ class Schedule:
             copy(mem.a_blocks.at[block, rows], mem.scale_smem.at[slot.index])
 
     def produce(self, mem: Any, batch, row, column, first_step) -> None:
-        """Copies the operands of a tile, step by step."""
         p, c = self.problem, self.config
         share_a, share_b = ("pair" if c.cluster == d else None for d in "nm")
         batch, start, steps = self.part_of_k(batch)
@@ -340,14 +328,11 @@ def _of_rank(ref: Any, batch: Any, window: tuple[Any, Any]) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """What one consumer warpgroup does."""
-
     schedule: Schedule
     mem: Memory
     wg: Any
 
     def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile."""
         row = row + self.wg * self.schedule.config.tile_m
         for part in range(min(2, len(self.parts))):
             self.prefetch_residual(part, batch, row, column)
@@ -355,7 +340,6 @@ class Consumer:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of an accumulator."""
         return self.schedule.config.tile_m, self.schedule.config.tile_n
 
     def products(self, first_step, finish: Any = None) -> list[Any]:

@@ -62,7 +62,6 @@ class Schedule(hopper.Schedule):
 
     @property
     def heights(self) -> int:
-        """Tiles of one group along M."""
         return plgpu.cdiv(self.problem.m, self.config.block_m)
 
     @property
@@ -79,17 +78,14 @@ class Schedule(hopper.Schedule):
 
     @property
     def blocks(self) -> int:
-        """Blocks of the launch: no more than there is work for."""
         return min(self.config.blocks, self.problem.matrices * math.prod(self.plane))
 
     def is_inside(self, row: Any, column: Any) -> Any:
-        """Returns whether a part begins within the result."""
         return (row < self.problem.m) & (column < self.problem.n)
 
 
 @cached
 def make_kernel(p: GroupedProblem) -> Any:
-    """Returns the function of sizes, offset, any indices, A and B."""
     c = p.config
     schedule = Schedule(p, c)
     rings = range(schedule.rings)
@@ -144,11 +140,8 @@ class _Strip:
     where it fits there.
 
     Attributes:
-      group: among those with a matrix.
       rows: the group's first row, and the end of its rows.
       first, number: the first tile along M, and how many there are.
-      column: the first column.
-      steps: of each tile.
       stays: whether the right operand does.
       loaded: steps of both operands that the strips before have loaded.
     """
@@ -178,7 +171,6 @@ class _Strip:
 
 
 def _for_each_strip(schedule: Schedule, groups: Groups, visit: Any) -> None:
-    """Calls `visit` for the strips of this block."""
     c = schedule.config
 
     @plgpu.nd_loop(
@@ -218,7 +210,6 @@ def _slots(rings, steps) -> list[Any]:
 
 
 def _produce(schedule, mem, strip) -> None:
-    """Copies the operands of a strip's tiles."""
     c, rings = schedule.config, mem.operands
     columns = plgpu.ds(strip.column, c.tile_n)
 
@@ -268,12 +259,9 @@ def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does."""
-
     schedule: Schedule
 
     def visit_strip(self, strip: _Strip) -> None:
-        """Computes and stores its rows of a strip's tiles."""
         c = self.schedule.config
 
         @plgpu.loop(0, strip.number)
@@ -287,7 +275,6 @@ class _Consumer(hopper.Consumer):
             self.store([product], strip.group, row, strip.column)
 
     def multiply(self, strip, tile, acc) -> Any:
-        """Returns the product of a tile."""
         c, rings = self.schedule.config, self.mem.operands
         own = plgpu.ds(self.wg * c.tile_m, c.tile_m)
 
@@ -328,7 +315,6 @@ class _Consumer(hopper.Consumer):
         plgpu.when(both)(lambda: plgpu.barrier_arrive_and_wait(self.mem.cleared))
 
     def release(self, strip, tile, ki) -> None:
-        """Gives the buffers of a step back to the producer."""
         left, right = _slots(self.mem.operands, strip.step(tile, ki))
         plgpu.barrier_arrive(left.empty)
         if self.schedule.rings == 2:

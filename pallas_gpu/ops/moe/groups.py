@@ -85,12 +85,7 @@ class Groups:
 
     @classmethod
     def of(cls, mem: Memory, matrices: int, rows: int, tile: int, wg: Any):
-        """Computes the table from the sizes of the groups and the first one, in GMEM.
-
-        Args:
-          tile: rows of a tile.
-          wg: the warpgroup, whose table it is.
-        """
+        """Computes the table of this warpgroup, of tiles of so many rows."""
         (number,), own = mem.sizes.shape, mem.tables.at[wg]
         last = np.int32(number - matrices)
         first = lax.max(lax.min(mem.offset[0], last), np.int32(0))
@@ -111,7 +106,6 @@ class Groups:
 
     @property
     def tiles(self) -> Any:
-        """The number of tiles of all groups."""
         return self.tile_ends[self.number - 1]
 
     @property

@@ -49,7 +49,6 @@ class Schedule(hopper.Schedule):
 
     @property
     def columns(self) -> int:
-        """Tiles of clusters along N."""
         return self.tiles.plane[1]
 
     @property
@@ -102,7 +101,6 @@ class Schedule(hopper.Schedule):
             visit(wave * np.int32(clusters) + place, wave)
 
     def rows(self, mem: Memory, row: Any) -> Any:
-        """The rows of a tile: the array's, or those that indices name."""
         return mem.rows.part(row, self.config.block_m)
 
     def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
@@ -154,7 +152,7 @@ def _dynamic(schedule, mem) -> None:
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
         def visit(own, *tile):
-            plgpu.when(wg == consumers)(lambda: tiles.produce(own, *tile))
+            plgpu.when(wg == consumers)(lambda: own.produce(tiles.mem, *tile))
             plgpu.when(wg < consumers)(lambda: tiles.consume(own, *tile))
 
         tiles.at(visit, info.index[0], info.local_index)
@@ -167,24 +165,19 @@ def _visits(schedule, wg, mem) -> tuple[Any, Any]:
     """Returns what makes the visits of the producer, and of a consumer."""
     tiles = _Tiles.of(schedule, wg, mem)
 
+    def produce(own, *tile):
+        own.produce(tiles.mem, *tile)
+
     def consume(position, number):
         tiles.at(tiles.consume, position, number)
         tiles.clear(position)
 
-    return lambda: functools.partial(tiles.at, tiles.produce), lambda: consume
+    return lambda: functools.partial(tiles.at, produce), lambda: consume
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tiles:
-    """The tiles of a kernel, as one warpgroup visits them.
-
-    Attributes:
-      schedule: their order.
-      mem: the references of the block.
-      wg: the warpgroup.
-      groups: the groups.
-      number: of positions that have tiles.
-    """
+    """The tiles of a kernel, as one warpgroup visits them."""
 
     schedule: Schedule
     mem: Memory
@@ -194,7 +187,6 @@ class _Tiles:
 
     @classmethod
     def of(cls, schedule, wg, mem) -> _Tiles:
-        """Computes the table of groups."""
         p, block_m = schedule.problem, schedule.config.block_m
         mem = mem.but(rows=Rows(mem.get("indices")))
         groups = Groups.of(mem, p.matrices, p.m, block_m, wg)
@@ -225,23 +217,15 @@ class _Tiles:
                 lax.mul(number, np.int32(schedule.steps)),
             )
 
-    def produce(self, own, *tile) -> None:
-        """Copies the operands of a tile."""
-        own.produce(self.mem, *tile)
-
     def consume(self, own, *tile) -> None:
-        """Computes a tile."""
         _Consumer(own, self.mem, self.wg).visit(*tile)
 
     def clear(self, position) -> None:
-        """Stores this warpgroup's part of the zeros."""
         _clear(self.schedule, self.groups, position, self.wg, self.mem)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does."""
-
     schedule: Schedule
 
     def visit(self, matrix, row, column, first_step) -> None:
@@ -283,13 +267,11 @@ class _Consumer(hopper.Consumer):
         return parts
 
     def _scale_of_b(self, matrix, column, step) -> Any:
-        """Returns the scale of a step's block of a matrix."""
         scales = self.mem.b_blocks
         last = scales.shape[1] - 1
         return scales[matrix, jnp.minimum(promoted.block_of(column), last), step]
 
     def _factors(self, matrix, row, column) -> Any:
-        """Returns the product of each element's two factors."""
         p, c, mem = self.schedule.problem, self.schedule.config, self.mem
         rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
         columns = column + jnp.arange(c.tile_n, dtype=jnp.int32)

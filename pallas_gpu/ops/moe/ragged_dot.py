@@ -228,7 +228,6 @@ def _product(p: GroupedProblem, lhs, matrices, sizes, offset, rows) -> jax.Array
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _narrow(p: GroupedProblem, lhs, rhs, sizes, offset, rows, scales) -> jax.Array:
-    """Returns scaled products of 8-bit floats."""
     return _launch(p, lhs, [rhs], sizes, offset, rows, scales)
 
 

@@ -150,7 +150,6 @@ def _tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
-    """Returns M, N and K, and the leading dimensions."""
     shapes = tuple(lhs.shape), tuple(rhs.shape)
     ranks = len(shapes[0]) == len(shapes[1]) and len(shapes[0]) in (2, 3)
     if (
@@ -164,7 +163,6 @@ def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
 
 
 def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
-    """Returns the elements of a block."""
     hint = "quantize the operands with ops.quantize_blocks"
     check_narrow(_WHO, lhs, rhs, E2M1, hint)
     dtype = jnp.dtype(lhs.dtype)
@@ -198,7 +196,6 @@ def _written(admitted: Any) -> str:
 
 
 def _check_depth(p: Problem) -> None:
-    """Checks that the scales of a step fill whole tiles."""
     assert p.group is not None
     multiple, tile_k = p.group * SCALES, Schedule(p, p.config).tile_k
     if tile_k % multiple:

@@ -212,7 +212,6 @@ def _reference(p: Problem, x, w, w_scale, bias):
 
 
 def default_config(p: Problem) -> Config:
-    """Returns the configuration that is expected to take the least time."""
     if p.m <= (_FEW if bits(p.right) == 8 else _FEW // 2):
         for config in _few(p, plgpu.align_to(p.m, 16)):
             if mixed_few.fits(p, config):
@@ -275,7 +274,6 @@ def _splits(tiles: int, wanted: float, on_sm: int) -> int:
 
 
 def _check(x: Any, w_scale: Any, bias: Any, k: int, n: int) -> int | None:
-    """Returns the elements that share a scale; None for scales of columns."""
     if jnp.dtype(x.dtype) not in _FLOATS[:2]:
         raise errors.DTypeError(
             "linear: narrow weights are not supported beside this type",

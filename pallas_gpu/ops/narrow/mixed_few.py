@@ -56,12 +56,10 @@ class Schedule:
 
     @property
     def depth(self) -> int:
-        """Elements of K of a tile of weights."""
         return widen.DEPTH_BYTES * 8 // bits(self.p.right)
 
     @property
     def groups(self) -> int:
-        """Groups of scales of a tile of weights; 0 without."""
         return 0 if self.p.group is None else widen.groups(self.p, self.depth)
 
     @property
@@ -71,7 +69,6 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps along K."""
         return plgpu.cdiv(self.p.k, self.depth)
 
     @property
@@ -86,12 +83,10 @@ class Schedule:
 
     @property
     def tiles(self) -> int:
-        """Tiles of a warpgroup's rows."""
         return plgpu.cdiv(self.p.n, _ROWS)
 
     @property
     def workers(self) -> int:
-        """Clusters for each tile of tokens."""
         if self.c.blocks is None:
             return plgpu.cdiv(self.tiles, self.c.across)
         # Blocks may have tiles for some of their warpgroups.
@@ -121,7 +116,6 @@ def orders_tokens(p: Problem, config: LinearFewConfig) -> bool:
 
 
 def fits(p: Problem, config: LinearFewConfig) -> bool:
-    """Whether a block has enough SMEM."""
     c, s = config, Schedule(p, config)
     buffers = c.warpgroups * c.stages
     tile = c.tokens * s.depth * p.dtype.itemsize
@@ -199,8 +193,6 @@ def make_kernel(p: Problem) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Worker(Schedule):
-    """What one warpgroup of a block, `wg`, does."""
-
     mem: Memory
     wg: Any
 
@@ -235,7 +227,6 @@ class _Worker(Schedule):
 
     @property
     def tokens(self) -> Any:
-        """Rows of the result."""
         tokens = self.c.tokens
         return plgpu.ds(lax.axis_index("token_tile") * tokens, tokens)
 
@@ -246,14 +237,12 @@ class _Worker(Schedule):
 
     @property
     def turns(self) -> Any:
-        """Tiles of this warpgroup."""
         first = self.lane * np.int32(self.workers) + lax.axis_index("worker")
         step = np.int32(self.workers * self.c.across)
         return lax.div(np.int32(self.tiles) - first + (step - np.int32(1)), step)
 
     @property
     def count(self) -> Any:
-        """Steps of a tile."""
         if self.steps % self.c.parts == 0:
             return np.int32(self.each)
         return jnp.clip(self.steps - self.rank * self.each, 0, self.each)
@@ -375,7 +364,6 @@ class _Worker(Schedule):
     # --- copies -----------------------------------------------------------------------
 
     def start_tokens(self) -> None:
-        """Starts to load the block's part of the tokens."""
         chunks = self.chunks
 
         @plgpu.loop(0, chunks)
@@ -433,7 +421,6 @@ class _Worker(Schedule):
     # --- weights ----------------------------------------------------------------------
 
     def converter(self) -> widen.Converter:
-        """The conversion of weights."""
         return widen.converter(self.p.right, self.p.dtype, self.mem.get("masks"))
 
     def finish(self, slot, half: int, loaded) -> Any:
@@ -459,7 +446,6 @@ class _Worker(Schedule):
         return functools.reduce(lax.add, found)
 
     def store(self, total, turn) -> None:
-        """Scales the sums (rows, tokens) and stores them."""
         own = total.shape[0]
         row = self.row(turn) + self.rank * own
         rows = plgpu.ds(row, own)

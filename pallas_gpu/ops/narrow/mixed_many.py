@@ -35,8 +35,6 @@ def columns(p: Problem, config: LinearManyConfig) -> int:
 
 
 class Schedule(hopper.Schedule):
-    """Which tiles a cluster computes, of the transposed problem."""
-
     def prepared(self, mem: Memory) -> Memory:
         """Returns the memory, with units in which consumers load weights."""
         *scale, weights, tokens = mem.ring.buffers
@@ -55,7 +53,6 @@ class Schedule(hopper.Schedule):
             copy(mem.group_scale.at[groups, rows], slot.buffers[2])
 
     def is_inside(self, row: Any, column: Any) -> Any:
-        """Returns whether a part begins within the result."""
         return jnp.logical_and(row < self.problem.m, column < self.problem.n)
 
 
@@ -86,11 +83,7 @@ def make_kernel(p: Problem) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does.
-
-    Attributes:
-      converter: of weights, in a tile.
-    """
+    """What one consumer warpgroup does."""
 
     converter: Any = None
 
@@ -105,19 +98,16 @@ class _Consumer(hopper.Consumer):
         return p.group is not None and bits(p.dtype) == 8
 
     def scales_at(self, step: Any) -> Any:
-        """The scales of its rows of a step."""
         rows = plgpu.ds(self.wg * self.schedule.config.tile_m, 64)
         return self.mem.operands.slot(step).buffers[2].at[:, rows]
 
     def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile."""
         products = self.products(first_step)
         # Not before them: a register.
         row = row + self.wg * self.schedule.config.tile_m
         self.store(products, batch, row, column)
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
-        """Returns the product of its rows of weights with tokens."""
         w, x = self.schedule.problem.types
         converter = widen.converter(w, x, self.mem.get("masks"))
         own = dataclasses.replace(self, converter=converter)

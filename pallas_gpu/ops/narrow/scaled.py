@@ -243,7 +243,6 @@ def _run(p: Problem, a, b, *operands):
 
 
 def default_config(p: Problem) -> ScaledMatmulConfig:
-    """Returns the tiles that are expected to take the least time."""
     # Rows of a consumer, columns, consumers. Promoted sums and the accumulator take
     # registers for 64 rows of 128 columns each.
     shapes = [(64, 128, 3), (64, 128, 2), (64, 64, 2)]

@@ -43,8 +43,6 @@ def make_kernel(p: Problem) -> Any:
 
 
 class Schedule(hopper.Schedule):
-    """Which tiles a cluster computes, and in which order."""
-
     def k_block(self, first_step: Any, step: Any) -> Any:
         """The block of K of a tile's step, given the steps before the tile."""
         if not self.config.zigzag:
@@ -81,13 +79,11 @@ class _Consumer(hopper.Consumer):
 
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
-        """Loads the factors."""
         scales = (mem.get(name) for name in FACTORS)
         factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
     def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile."""
         if self.schedule.problem.promoted:
             of_b = self.scale_of_b(column, first_step)
             products = [promoted.products(self, first_step, of_b)]

@@ -96,11 +96,9 @@ class OnePass:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the launch: one per SM, but no more than there is work for."""
         return min(_BLOCKS, plgpu.cdiv(self.tiles, self.warpgroups))
 
     def parts(self) -> Iterator[slice]:
-        """Yields the columns that are in registers at once."""
         size = max(1, _PART // self.rows.together)
         for start in range(0, self.rows.columns, size):
             yield slice(start, min(start + size, self.rows.columns))

@@ -315,7 +315,6 @@ class Ring:
 def empties(
     stages: int, consumers: int, collective_axes: Any, initially_complete: bool
 ) -> Any:
-    """Declares the barriers on which the readers of a ring arrive."""
     common: dict[str, Any] = {
         "num_arrivals": consumers,
         "num_barriers": stages,
@@ -327,14 +326,12 @@ def empties(
 
 
 def ring_index(step: Any, stages: int) -> Any:
-    """Returns the position of a step's slot in a ring."""
     if isinstance(step, int):
         return step % stages
     return lax.rem(step, np.int32(stages)) if stages > 1 else 0
 
 
 def last_steps(steps: Any, count: int) -> Any:
-    """Returns the first of the last `count` steps."""
     if isinstance(steps, int):
         return max(steps - count, 0)
     return jnp.maximum(steps - count, 0)
