@@ -175,21 +175,26 @@ def aligned(x: jax.Array, multiple: int = 1) -> jax.Array:
     return padded(x, plgpu.align_to(x.shape[-1], step))
 
 
-def without_derivative(run: Any, who: str, rounding: str) -> Any:
+def without_derivative(run: Any, refusal: Exception) -> Any:
     """Returns a function of arrays that refuses to be differentiated."""
     call = jax.custom_jvp(lambda *operands: run(*operands))
 
     @call.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         del primals, tangents
-        raise errors.UnsupportedError(
-            f"{who}: there is no derivative",
-            expected="a call that is not differentiated",
-            got="jax.grad, jax.jvp or jax.vjp of it",
-            hint=f"wrap the {rounding} and the product in a jax.custom_vjp",
-        )
+        raise refusal
 
     return call
+
+
+def no_derivative(who: str, rounding: str) -> Exception:
+    """Returns the error that a product of rounded operands has no derivative."""
+    return errors.UnsupportedError(
+        f"{who}: there is no derivative",
+        expected="a call that is not differentiated",
+        got="jax.grad, jax.jvp or jax.vjp of it",
+        hint=f"wrap the {rounding} and the product in a jax.custom_vjp",
+    )
 
 
 _kernels: list[Any] = []

@@ -72,13 +72,13 @@ def dynamic_scheduling_loop(
     cancels = assumed_target.of_kernel().has(arch.Feature.CLUSTER_LAUNCH_CONTROL)
     source = (_Launch if cancels else _Counter)(mesh, grid_names)
     # All of them count as one.
-    axes: Any = (tuple(mesh.cluster_names),) if _is_clustered(mesh) else ()
+    axes: Any = (tuple(mesh.cluster_names),) if source.is_clustered else ()
     declared = Ring.of(source.memory, consumers=mesh.warpgroups, collective_axes=axes)
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, f"{_WHO}: the body")
         return scoped(
-            lambda ring: _all_steps(mesh, grid_names, source, ring, body, init_carry),
+            lambda ring: source.run(ring, body, init_carry),
             (declared,),
             {},
             thread_axis or (),
@@ -86,46 +86,6 @@ def dynamic_scheduling_loop(
         )
 
     return scope.decorator(_WHO, run)
-
-
-def _is_clustered(mesh: types.Mesh) -> bool:
-    return math.prod(mesh.cluster) > 1
-
-
-def _all_steps(
-    mesh: types.Mesh,
-    grid_names: Sequence[str],
-    source: _Counter,
-    ring: Ring,
-    body: Callable[..., Any],
-    init_carry: Any,
-) -> Any:
-    own = tuple(lax.axis_index(name) for name in grid_names)
-    by_threads = _is_clustered(mesh) and source.by_threads
-    wait = mbarrier.wait_for_cluster if by_threads else mbarrier.barrier_wait
-
-    def step(state: Any) -> Any:
-        _, index, number, carry = state
-        slot = ring.slot(number)
-        mbarrier.barrier_wait(slot.empty)
-        finish = source.start(slot.buffers, slot.full)
-        info = NDLoopInfo(index, number, None)
-        named = {} if init_carry is None else {"carry": carry}
-        carry = scope.call(_WHO, body, info, **named)
-        finish()
-        wait(slot.full)
-        more, index = source.read(slot.buffers)
-        mbarrier.barrier_arrive(slot.empty)
-        return more, index, number + 1, carry
-
-    for number in range(_SLOTS):
-        # Also says that this CTA has left earlier scopes, which may use that SMEM.
-        ring.release(number)
-    with _jax.trace_without_ref_rules():
-        first = jnp.bool_(True), own, jnp.int32(0), init_carry
-        *_, carry = while_loop(lambda state: state[0], step, first)
-        ring.drain(_SLOTS)
-    return carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +103,51 @@ class _Counter:
     # Whether threads of the cluster write a position there.
     by_threads: ClassVar[bool] = True
 
+    def run(self, ring: Ring, body: Callable[..., Any], init_carry: Any) -> Any:
+        """Calls the body for one position after the other; returns the last carry."""
+        own = tuple(lax.axis_index(name) for name in self.grid_names)
+        by_threads = self.is_clustered and self.by_threads
+        wait = mbarrier.wait_for_cluster if by_threads else mbarrier.barrier_wait
+
+        def step(state: Any) -> Any:
+            _, index, number, carry = state
+            slot = ring.slot(number)
+            mbarrier.barrier_wait(slot.empty)
+            finish = self.start(slot.buffers, slot.full)
+            info = NDLoopInfo(index, number, None)
+            named = {} if init_carry is None else {"carry": carry}
+            carry = scope.call(_WHO, body, info, **named)
+            finish()
+            wait(slot.full)
+            more, index = self.read(slot.buffers)
+            mbarrier.barrier_arrive(slot.empty)
+            return more, index, number + 1, carry
+
+        for number in range(_SLOTS):
+            # Also says that this CTA has left earlier scopes, which may use that SMEM.
+            ring.release(number)
+        with _jax.trace_without_ref_rules():
+            first = jnp.bool_(True), own, jnp.int32(0), init_carry
+            *_, carry = while_loop(lambda state: state[0], step, first)
+            ring.drain(_SLOTS)
+        return carry
+
+    @property
+    def is_clustered(self) -> bool:
+        return math.prod(self.mesh.cluster) > 1
+
+    @property
+    def is_last_warpgroup(self) -> Any:
+        if self.mesh.thread_name is None:
+            return jnp.bool_(True)
+        return lax.axis_index(self.mesh.thread_name) == self.mesh.warpgroups - 1
+
     def start(self, place: Any, full: Any) -> Callable[[], None]:
         """Asks for a position; what it returns is called after the step's work."""
-        claims = _claims(self.mesh)
+        # The last warpgroup of the cluster's first CTA claims.
+        claims = self.is_last_warpgroup
+        for name in self.mesh.cluster_names:
+            claims = claims & (lax.axis_index(name) == 0)
         if self.mesh.warpgroups == 1:
             # Nobody waits for it before, and by then the counter has answered.
             following = scheduling.claim(claims)
@@ -169,7 +171,7 @@ class _Launch(_Counter):
     by_threads = False
 
     def start(self, place: Any, full: Any) -> Callable[[], None]:
-        @control.when(_is_last_warpgroup(self.mesh))
+        @control.when(self.is_last_warpgroup)
         def _() -> None:
             axes = tuple(self.mesh.cluster_names)
             launch_control.request(place, full, axes, until_refused=True)
@@ -180,20 +182,6 @@ class _Launch(_Counter):
         names = tuple(self.grid_names)
         index, granted = launch_control.query_cluster_cancel(place, names)
         return granted, index
-
-
-def _is_last_warpgroup(mesh: types.Mesh) -> Any:
-    if mesh.thread_name is None:
-        return jnp.bool_(True)
-    return lax.axis_index(mesh.thread_name) == mesh.warpgroups - 1
-
-
-def _claims(mesh: types.Mesh) -> Any:
-    """Whether this warpgroup claims: the last one of the cluster's first CTA."""
-    claims = _is_last_warpgroup(mesh)
-    for name in mesh.cluster_names:
-        claims = claims & (lax.axis_index(name) == 0)
-    return claims
 
 
 def _check_axes(

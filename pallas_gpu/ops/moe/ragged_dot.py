@@ -21,7 +21,14 @@ from pallas_gpu.ops.gemm.epilogue import (
 )
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.groups import GroupedProblem
-from pallas_gpu.ops.rules import Array, Interpret, aligned, check_operands, vary_alike
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    aligned,
+    check_operands,
+    vary_alike,
+    without_derivative,
+)
 
 
 @expect.arguments()
@@ -204,7 +211,14 @@ def ragged_dot_general(
         scales = checks.scales(name, lhs, rhs, rows, lhs_scale, rhs_scale)
         group = BLOCK if "a_blocks" in scales else None
         p = p.but(scales=tuple(scales), group=group, promoted=group is not None)
-        return _narrow(p, lhs, rhs, *sizes, rows, list(scales.values()))
+        refusal = errors.DifferentiationError(
+            f"{name}: products of 8-bit floats have no derivatives",
+            expected="float16 or bfloat16",
+            got=str(lhs.dtype),
+            hint="define one with jax.custom_vjp: of products of other operands",
+        )
+        call = without_derivative(functools.partial(_launch, p), refusal)
+        return call(lhs, [rhs], *sizes, rows, list(scales.values()))
     checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
     return _product(p, *vary_alike((lhs, [rhs], *sizes, rows)))
 
@@ -224,21 +238,6 @@ def _product(p: GroupedProblem, lhs, matrices, sizes, offset, rows) -> jax.Array
     That is, the epilogue of the products with one or two lists of matrices.
     """
     return _launch(p, lhs, matrices, sizes, offset, rows)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _narrow(p: GroupedProblem, lhs, rhs, sizes, offset, rows, scales) -> jax.Array:
-    return _launch(p, lhs, [rhs], sizes, offset, rows, scales)
-
-
-@_narrow.defjvp
-def _narrow_jvp(p, primals, tangents):
-    raise errors.DifferentiationError(
-        "ragged_dot_general: products of 8-bit floats have no derivatives",
-        expected="float16 or bfloat16",
-        got=str(primals[0].dtype),
-        hint="define one with jax.custom_vjp: of products of other operands",
-    )
 
 
 def _launch(

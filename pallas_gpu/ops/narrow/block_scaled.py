@@ -19,6 +19,7 @@ from pallas_gpu.ops.rules import (
     Interpret,
     aligned,
     check_narrow,
+    no_derivative,
     no_product,
     result_type,
     without_derivative,
@@ -108,7 +109,8 @@ def block_scaled_matmul(
         return jnp.zeros((*batch, m, n), out)
     run = functools.partial(_run, problem)
     operands = lhs, rhs, lhs_scales, rhs_scales
-    return without_derivative(run, _WHO, "rounding")(*operands, *factor)
+    refusal = no_derivative(_WHO, "rounding")
+    return without_derivative(run, refusal)(*operands, *factor)
 
 
 def _run(p: Problem, *operands) -> jax.Array:

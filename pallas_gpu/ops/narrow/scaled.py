@@ -31,6 +31,7 @@ from pallas_gpu.ops.rules import (
     check_bias,
     check_narrow,
     check_operands,
+    no_derivative,
     padded,
     require_type,
     result_type,
@@ -164,9 +165,9 @@ def scaled_matmul(
     problem = problem.but(scales=tuple(scales), config=config)
     run = functools.partial(_run, problem)
     right = b if transpose_b else b.T
-    return without_derivative(run, "scaled_matmul", "rounding to 8 bits")(
-        a, right, *scales.values(), *added
-    )
+    refusal = no_derivative("scaled_matmul", "rounding to 8 bits")
+    operands = a, right, *scales.values(), *added
+    return without_derivative(run, refusal)(*operands)
 
 
 def _chosen(p: Problem, kinds: Sequence[str | None]) -> Config:

@@ -70,6 +70,9 @@ class Ring:
     `scratch_types`, or an argument of `run_scoped`; the kernel's body gets a ring of
     references.
 
+    Steps are numbers from 0 on: integers, or i32 scalars. Methods refuse others, as
+    ArgumentError or ArgumentTypeError.
+
     PTX: mbarrier. Since: sm_90.
 
     Attributes:
@@ -155,11 +158,8 @@ class Ring:
 
         PTX: none. Since: sm_90. Issued by a warpgroup, or inside `warp_map` by a warp.
 
-        Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
-
         Raises:
-          ArgumentTypeError: the step is not an integer, or the ring is a declaration.
+          ArgumentTypeError: the ring is a declaration.
         """
         if is_declaration(self.full):
             raise errors.ArgumentTypeError(
@@ -185,11 +185,7 @@ class Ring:
         each step in order. It then starts the copies, which complete on `Slot.full`.
 
         Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
           fresh: scalar bool, whether no slot was used before step 0; default: none was.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         slot = self.slot(step)
         waits: Any = True
@@ -212,12 +208,6 @@ class Ring:
 
         Issued by each warpgroup, or inside `warp_map` each warp, that reads the ring,
         for each step in order.
-
-        Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         slot = self.slot(step)
         mbarrier.barrier_wait(slot.full)
@@ -232,12 +222,6 @@ class Ring:
         Issued by each warpgroup, or inside `warp_map` each warp, that reads the ring,
         once for each step, after its reads are complete. A `tcgen05_mma` that arrives
         on `Slot.empty` releases the slot by itself.
-
-        Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         mbarrier.barrier_arrive(self.empty.at[ring_index(step, self.stages)])
 
