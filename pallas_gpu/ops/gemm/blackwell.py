@@ -47,7 +47,7 @@ from pallas_gpu.ops.gemm.epilogue import scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.rules import bits, cached, padded
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.tiles import starts_inside, tiles
 
 TARGET = arch.SM_100A.name
 
@@ -260,10 +260,8 @@ class Schedule:
 
     def starts_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        p, (rows, columns) = self.problem, self.tiles.extent
-        if rows - p.m < BLOCK_M and columns - p.n < self.part_n:
-            return None
-        return jnp.logical_and(row < p.m, column < p.n)
+        part = BLOCK_M, self.part_n
+        return starts_inside(self.problem, self.tiles, part, row, column)
 
 
 @cached

@@ -210,7 +210,7 @@ class _Consumer(hopper.Consumer):
     schedule: Schedule
 
     def visit(self, batch, row, column, first_step) -> None:
-        c, products = self.schedule.config, self.products(first_step)
+        c, products = self.schedule.config, self.products(batch, column, first_step)
         if (drained := self.mem.get("drained")) is not None:
             plgpu.barrier_arrive(drained)
             plgpu.barrier_wait(drained)

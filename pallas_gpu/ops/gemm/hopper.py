@@ -25,6 +25,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import memory
+from pallas_gpu.ops.gemm import promoted
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
@@ -173,26 +174,28 @@ def persistent(
     )
 
 
-def scratch_of(
-    schedule: Schedule, copies: int | None = None, buffers: Any = None
-) -> dict[str, Any]:
+def scratch_of(schedule: Schedule, buffers: Any = None) -> dict[str, Any]:
     """Returns declarations of the ring of operands and of the buffers of stores.
 
     Args:
-      copies: that fill a slot of the ring; default: one for each operand.
-      buffers: of the ring; default: those of A, B and the gate.
+      buffers: of the ring; default: those of A, B and the gate, beside which there are
+        scales of blocks.
     """
     p, c, sides = schedule.problem, schedule.config, schedule.part
     part = tuple(reversed(sides) if c.transposed else sides)
+    operands = buffers or operands_of(p, c, c.block_m)
+    scaled = buffers is None and p.group is not None
     scratch = {
         "operands": plgpu.Ring.of(
-            buffers or operands_of(p, c, c.block_m),
-            copies=copies,
+            operands,
+            copies=len(operands) + scaled,
             consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),
         ),
         "out_smem": tiles((c.consumers, p.epilogue.buffers, *part), p.out_dtype),
     }
+    if scaled:
+        scratch["scale_smem"] = promoted.scratch(c)
     if p.epilogue.residual:
         scratch["residual_smem"] = tiles((c.consumers, 2, *part), p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * c.consumers)
@@ -332,19 +335,30 @@ class Consumer:
     mem: Memory
     wg: Any
 
+    # Whether its rows are counted after the products, for a register less.
+    counts_late: ClassVar[bool] = False
+
     def visit(self, batch, row, column, first_step) -> None:
+        place = batch, column, first_step
+        products = self.products(*place) if self.counts_late else None
         row = row + self.wg * self.schedule.config.tile_m
         for part in range(min(2, len(self.parts))):
             self.prefetch_residual(part, batch, row, column)
-        self.store(self.products(first_step), batch, row, column)
+        self.store(products or self.products(*place), batch, row, column)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.schedule.config.tile_m, self.schedule.config.tile_n
 
-    def products(self, first_step, finish: Any = None) -> list[Any]:
+    def products(self, batch, column, first_step, finish: Any = None) -> list[Any]:
         """Returns its rows of the products, or what `finish` makes of them."""
-        p = self.schedule.problem
+        p, of_b = self.schedule.problem, None
+        if p.promoted:
+            if p.group is not None:
+                place = batch, column, first_step
+                of_b = functools.partial(self.scale_of_b, *place)
+            products = [promoted.products(self, first_step, of_b)]
+            return products if finish is None else finish(products)
         acc = plgpu.ACC(self.shape, p.accumulator)
 
         def scoped(*accumulators):
@@ -352,6 +366,10 @@ class Consumer:
             return products if finish is None else finish(products)
 
         return plgpu.run_scoped(scoped, *[acc] * p.factors)
+
+    def scale_of_b(self, batch, column, first_step, step) -> Any:
+        """Returns the scale of a step's block of B."""
+        raise NotImplementedError
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""

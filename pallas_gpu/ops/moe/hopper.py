@@ -118,13 +118,9 @@ class Schedule(hopper.Schedule):
 def make_kernel(p: GroupedProblem) -> Any:
     """Returns the function of sizes, offset, any indices, A, B and `p.operands`."""
     c = p.config
-    schedule, blocked = Schedule(p, c), p.group is not None
-    scratch = {
-        **hopper.scratch_of(schedule, copies=3 if blocked else None),
-        "tables": table(p.groups, c.consumers + 1),
-    }
-    if blocked:
-        scratch["scale_smem"] = promoted.scratch(c)
+    schedule = Schedule(p, c)
+    scratch = hopper.scratch_of(schedule)
+    scratch["tables"] = table(p.groups, c.consumers + 1)
     if c.cluster is not None:
         # Parts of 128 bytes or more: TMA copies from multiples of them.
         width = max(c.epilogue_n, 128 // p.out_dtype.itemsize)
@@ -235,11 +231,7 @@ class _Consumer(hopper.Consumer):
         @plgpu.when(row < self.schedule.end)
         def _():
             finish = functools.partial(self._parts, matrix, row, column)
-            if self.schedule.problem.group is None:
-                parts = self.products(first_step, finish)
-            else:
-                of_b = functools.partial(self._scale_of_b, matrix, column)
-                parts = finish([promoted.products(self, first_step, of_b)])
+            parts = self.products(matrix, column, first_step, finish)
             self.store(parts, matrix, row, column)
 
         @plgpu.when(row >= self.schedule.end)
@@ -266,7 +258,7 @@ class _Consumer(hopper.Consumer):
             parts.append(part)
         return parts
 
-    def _scale_of_b(self, matrix, column, step) -> Any:
+    def scale_of_b(self, matrix, column, first_step, step) -> Any:
         scales = self.mem.b_blocks
         last = scales.shape[1] - 1
         return scales[matrix, jnp.minimum(promoted.block_of(column), last), step]

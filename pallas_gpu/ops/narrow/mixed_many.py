@@ -86,6 +86,7 @@ class _Consumer(hopper.Consumer):
     """What one consumer warpgroup does."""
 
     converter: Any = None
+    counts_late = True
 
     @property
     def ahead(self) -> bool:
@@ -100,12 +101,6 @@ class _Consumer(hopper.Consumer):
     def scales_at(self, step: Any) -> Any:
         rows = plgpu.ds(self.wg * self.schedule.config.tile_m, 64)
         return self.mem.operands.slot(step).buffers[2].at[:, rows]
-
-    def visit(self, batch, row, column, first_step) -> None:
-        products = self.products(first_step)
-        # Not before them: a register.
-        row = row + self.wg * self.schedule.config.tile_m
-        self.store(products, batch, row, column)
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         w, x = self.schedule.problem.types

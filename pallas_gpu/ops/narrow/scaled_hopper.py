@@ -24,6 +24,7 @@ from pallas_gpu.ops.gemm import hopper, promoted
 from pallas_gpu.ops.gemm.epilogue import FACTORS, scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.tiles import starts_inside
 
 
 @cached
@@ -34,12 +35,8 @@ def make_kernel(p: Problem) -> Any:
     (K / 128, N / 128), both rounded up; `a_scale` and `b_scale` are (1,), and the other
     operands have one element for each row or column of all tiles (`extent`).
     """
-    schedule, blocked = Schedule(p, p.config), p.group is not None
-    scratch = hopper.scratch_of(schedule, copies=2 + blocked)
-    if blocked:
-        scratch["scale_smem"] = promoted.scratch(p.config)
     out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
-    return hopper.launch(schedule, "scaled_matmul", _Consumer.of, out, scratch=scratch)
+    return hopper.launch(Schedule(p, p.config), "scaled_matmul", _Consumer.of, out)
 
 
 class Schedule(hopper.Schedule):
@@ -61,10 +58,7 @@ class Schedule(hopper.Schedule):
 
     def is_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        p, (m, n), (rows, columns) = self.problem, self.tiles.extent, self.part
-        if m - p.m < rows and n - p.n < columns:
-            return None
-        return jnp.logical_and(row < p.m, column < p.n)
+        return starts_inside(self.problem, self.tiles, self.part, row, column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +70,7 @@ class _Consumer(hopper.Consumer):
     """
 
     factors: list[Any]
+    counts_late = True
 
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
@@ -83,28 +78,12 @@ class _Consumer(hopper.Consumer):
         factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
-    def visit(self, batch, row, column, first_step) -> None:
-        if self.schedule.problem.promoted:
-            of_b = self.scale_of_b(column, first_step)
-            products = [promoted.products(self, first_step, of_b)]
-        else:
-            products = self.products(first_step)
-        # Not before them: a register.
-        row = row + self.wg * self.schedule.config.tile_m
-        self.store(products, batch, row, column)
-
-    def scale_of_b(self, column, first_step) -> Any:
-        """Returns a function of a step: the scale of its block of B; or None."""
-        if self.schedule.problem.group is None:
-            return None
-
-        def of_step(ki):
-            block, scales = self.schedule.k_block(first_step, ki), self.mem.b_blocks
-            # A cluster's last tile may lie behind the last block.
-            last = scales.shape[1] - 1
-            return scales[block, jnp.minimum(promoted.block_of(column), last)]
-
-        return of_step
+    def scale_of_b(self, batch, column, first_step, step) -> Any:
+        """Returns the scale of a step's block of B."""
+        block, scales = self.schedule.k_block(first_step, step), self.mem.b_blocks
+        # A cluster's last tile may lie behind the last block.
+        last = scales.shape[1] - 1
+        return scales[block, jnp.minimum(promoted.block_of(column), last)]
 
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns what multiplies a part by the scales, and adds the bias."""
