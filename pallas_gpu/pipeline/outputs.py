@@ -78,8 +78,6 @@ class Outputs:
     def completes(self, stream: Stream, step: Any) -> Any:
         """Returns whether the next step has another block, or there is none."""
         steps = self.steps
-        if self._fixed(stream):
-            return True if steps.once else step + 1 == steps.count
         if not self._revisited(stream):
             return True
         here = stream.block_index(steps.indices(step))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax import lax
 
 from pallas_gpu import arch, errors
 from pallas_gpu.entry import control
-from pallas_gpu.primitives.registers import set_max_registers
+from pallas_gpu.pipeline.specialized.roles import in_role
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # PTX ISA, setmaxnreg: counts are multiples of 8 up to 256.
@@ -70,20 +71,10 @@ class Team:
             control.when(wg == 0)(copy_once)
             consume()
             return
-        fewer, more = (
-            self.registers,
-            compute_registers(who, self.compute, self.registers),
-        )
-
-        @control.when(wg == self.memory)
-        def _():
-            set_max_registers(fewer, action="decrease")
-            produce()
-
-        @control.when(wg != self.memory)
-        def _():
-            set_max_registers(more, action="increase")
-            consume()
+        more = compute_registers(who, self.compute, self.registers)
+        fewer = functools.partial(in_role, self.registers, "decrease", produce)
+        control.when(wg == self.memory)(fewer)
+        control.when(wg != self.memory)(lambda: in_role(more, "increase", consume))
 
 
 def compute_registers(who: str, compute_wgs: int, memory_registers: int) -> int:

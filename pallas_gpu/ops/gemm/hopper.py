@@ -369,7 +369,11 @@ class Consumer:
 
     def scale_of_b(self, batch, column, first_step, step) -> Any:
         """Returns the scale of a step's block of B."""
-        raise NotImplementedError
+        del batch
+        block, scales = self.schedule.k_block(first_step, step), self.mem.b_blocks
+        # A cluster's last tile may lie behind the last block.
+        last = scales.shape[1] - 1
+        return scales[block, jnp.minimum(promoted.block_of(column), last)]
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""

@@ -259,6 +259,7 @@ class _Consumer(hopper.Consumer):
         return parts
 
     def scale_of_b(self, matrix, column, first_step, step) -> Any:
+        del first_step
         scales = self.mem.b_blocks
         last = scales.shape[1] - 1
         return scales[matrix, jnp.minimum(promoted.block_of(column), last), step]

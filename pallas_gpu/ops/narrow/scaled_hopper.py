@@ -78,13 +78,6 @@ class _Consumer(hopper.Consumer):
         factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
-    def scale_of_b(self, batch, column, first_step, step) -> Any:
-        """Returns the scale of a step's block of B."""
-        block, scales = self.schedule.k_block(first_step, step), self.mem.b_blocks
-        # A cluster's last tile may lie behind the last block.
-        last = scales.shape[1] - 1
-        return scales[block, jnp.minimum(promoted.block_of(column), last)]
-
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns what multiplies a part by the scales, and adds the bias."""
         p, mem = self.schedule.problem, self.mem
