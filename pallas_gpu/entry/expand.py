@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.checks.equations import check_jaxpr
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
@@ -122,10 +123,7 @@ def prepares(rewrite: Preparation) -> Preparation:
 def expanded(params: CallParams, target: arch.Target) -> CallParams:
     """Returns a kernel whose body has no composites; checks what their rules use."""
     semantics = params.compiler_params.lowering_semantics
-    jaxpr = expanded_body(params.jaxpr, params.mesh, target, semantics)
-    if jaxpr is params.jaxpr:
-        return params
-    return dataclasses.replace(params, jaxpr=jaxpr)
+    return params.with_body(expanded_body(params.jaxpr, params.mesh, target, semantics))
 
 
 def expanded_body(
@@ -149,6 +147,20 @@ def expanded_body(
     return _expanded(jaxpr, mesh, target, semantics, max(left, 0))
 
 
+def planned(
+    params: CallParams, target: arch.GpuTarget
+) -> tuple[_jax.Jaxpr, resources.Plan]:
+    """Returns the body without composites, and its plan.
+
+    Raises:
+      OutOfResources: the kernel does not fit the target.
+    """
+    body, options = expanded(params, target).jaxpr, params.compiler_params
+    scratch_bytes, warpgroups = options.reduction_scratch_bytes, params.mesh.warpgroups
+    plan = resources.plan(body, target, params.name, scratch_bytes, warpgroups)
+    return body, plan
+
+
 @kept
 def _expanded(
     jaxpr: _jax.Jaxpr,
@@ -159,7 +171,7 @@ def _expanded(
 ) -> _jax.Jaxpr:
     kernel = Kernel(mesh, target, semantics, _stored_in_smem(jaxpr), staging_bytes)
     result = _Expansion(kernel).body(jaxpr)
-    check.check_jaxpr(result, mesh)
+    check_jaxpr(result, mesh)
     return result
 
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import scope
-from pallas_gpu.entry.memory import warp_arrays
+from pallas_gpu.entry import scope, warp_arrays
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 from pallas_gpu.program.rewrite import bound_body
 

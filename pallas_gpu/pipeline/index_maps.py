@@ -27,6 +27,41 @@ _INDEXED_WITH_A_TRACER = (
 )
 
 
+def block_index(
+    spec: Any,
+    arguments: Sequence[Any],
+    rank: int,
+    what: str,
+    names_rows: Callable[[Any], bool] = lambda entry: False,
+) -> list[Any]:
+    """Returns the result of a spec's index map, one index per dimension of the array.
+
+    Of a slice (`BoundedSlice`) it returns the start. `names_rows` says of an entry of
+    the block's shape whether its index is returned as it is.
+    """
+    index_map = spec.index_map
+    if spec.block_shape is None or index_map is None:
+        return [0] * rank
+    index = index_map(*arguments)
+    index = list(index) if isinstance(index, tuple | list) else [index]
+    if len(index) != rank:
+        raise errors.ArgumentError(
+            f"BlockSpec of {what}: the index map returns the wrong number of indices",
+            expected=f"{rank}, one per dimension of the array",
+            got=f"{len(index)}",
+            hint="return an index for squeezed dimensions too",
+            where=scope.location(index_map),
+        )
+    with scope.locating(index_map):
+        name = f"BlockSpec of {what}: an index of the index map"
+        return [
+            i
+            if names_rows(entry)
+            else values.index(_start_of_slice(i, entry, what), name)
+            for i, entry in zip(index, spec.block_shape, strict=True)
+        ]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indexed:
     """An array of which each position of a loop has a block.
@@ -57,35 +92,12 @@ class Indexed:
         return None if self.spec.block_shape is None else self.spec.index_map
 
     def block_index(self, indices: Sequence[Any]) -> list[Any]:
-        """Returns the index of the block at a position of the loop.
-
-        Of a slice (`BoundedSlice`) it is the start.
-        """
+        """Returns the index of the block at a position of the loop."""
         _ = self._facts  # the trace checks the index map, once
         return self._index_at(self.position(*indices))
 
     def _index_at(self, arguments: Sequence[Any]) -> list[Any]:
-        rank = len(self.sizes)
-        if self._map is None:
-            return [0] * rank
-        index = self._map(*arguments)
-        index = list(index) if isinstance(index, tuple | list) else [index]
-        if len(index) != rank:
-            raise errors.ArgumentError(
-                f"BlockSpec of {self.what}: the index map returns the wrong number of "
-                "indices",
-                expected=f"{rank}, one per dimension of the array",
-                got=f"{len(index)}",
-                hint="return an index for squeezed dimensions too",
-                where=scope.location(self._map),
-            )
-        entries = zip(index, self.spec.block_shape or (), strict=True)
-        with scope.locating(self._map):
-            name = f"BlockSpec of {self.what}: an index of the index map"
-            return [
-                values.index(_start_of_slice(i, entry, self.what), name)
-                for i, entry in entries
-            ]
+        return block_index(self.spec, arguments, len(self.sizes), self.what)
 
     # --- what is known of the index ---------------------------------------------------
 

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, mutable, scope
+from pallas_gpu.checks.stores import Stores
+from pallas_gpu.entry import kernel as kernel_lib
+from pallas_gpu.entry import mutable, scope
 from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.blocks import Stream, checked
@@ -66,9 +68,11 @@ class Program:
         def body(*refs: Any) -> None:
             program.run(call_specs.leaves(refs), *trees)
 
-        check = program.require_own_parts
+        tracer = functools.partial(
+            kernel_lib.traced_for_gpu, require=program.require_own_parts
+        )
         launch = functools.partial(
-            self.launch, body, args, outs, aliases=pairs, check=check
+            self.launch, body, args, outs, aliases=pairs, tracer=tracer
         )
         if not self.grid.is_empty:
             return launch()
@@ -196,9 +200,7 @@ class Program:
         }
         if not shared or not self.grid.several:
             return
-        stores = check.results.certain_stores(
-            jaxpr, check.parts.Stores(jaxpr, shared, ())
-        )
+        stores = Stores(jaxpr, shared, ()).certain()
         found = next((x for x in stores if not x[2].window.dynamic), None)
         if found is None:
             return

@@ -318,12 +318,8 @@ def values_of(atoms: Sequence[Any], known: Mapping[Any, Any]) -> list[Any]:
 @contextlib.contextmanager
 def at_line_of(eqn: _jax.JaxprEqn) -> Iterator[None]:
     """Gives what is traced, and errors, the source line of an equation."""
-    try:
-        with _jax.at_line_of(eqn):
-            yield
-    except errors.PallasGpuError as error:
-        error.with_location(_jax.where(eqn))
-        raise
+    with errors.at(lambda: _jax.where(eqn)), _jax.at_line_of(eqn):
+        yield
 
 
 def is_followed(eqn: _jax.JaxprEqn) -> bool:

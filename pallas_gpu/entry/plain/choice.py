@@ -14,7 +14,8 @@ from typing import Any
 from pallas_gpu import _jax, types
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.entry import assumed_target, control
-from pallas_gpu.entry.plain import sources, stages
+from pallas_gpu.entry.plain import stages
+from pallas_gpu.entry.plain.sources import LOADS, Loaded
 from pallas_gpu.program.bodies import Equations, bodies, equations
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
@@ -31,8 +32,8 @@ def may_pay(eqn: _jax.JaxprEqn) -> bool:
     inside = equations(bodies(eqn)[-1].jaxpr)
     if not any(x.primitive.name == "dot_general" for x in inside):
         return False
-    loads = [x for x in inside if x.primitive in sources.LOADS]
-    refs = [sources.reference(x).aval for x in loads if _is_large(x.outvars[0].aval)]
+    loads = [x for x in inside if x.primitive in LOADS]
+    refs = [Loaded.of(x).ref.aval for x in loads if _is_large(x.outvars[0].aval)]
     return any(getattr(ref, "memory_space", None) is types.GMEM for ref in refs)
 
 
@@ -51,7 +52,7 @@ def smem_bytes(jaxpr: _jax.Jaxpr) -> int:
         slots = eqn.params.get("num_stages") or 1
         if eqn.primitive is control.staged_loop_p and slots > 1:
             inside = Equations(bodies(eqn)[0].jaxpr).listed
-            loads = [x for x in inside if x.primitive in sources.LOADS]
+            loads = [x for x in inside if x.primitive in LOADS]
             avals = [x.outvars[0].aval for x in loads]
             total += slots * sum(_bytes(x) for x in avals if x.shape)
     return total

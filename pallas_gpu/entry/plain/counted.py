@@ -17,7 +17,10 @@ from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.entry import control
-from pallas_gpu.program.bodies import Equations, bodies
+from pallas_gpu.program.bodies import bodies
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import growth
+from pallas_gpu.program.nodes import Value
 from pallas_gpu.program.rewrite import Retrace, settled
 
 
@@ -87,11 +90,10 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     first = {k: _number(carry[k]) for k in steps}
     trips, unroll = params.get("length"), params.get("unroll")
     if is_while:
-        found = _bound(eqn, steps)
+        found = _bound(eqn, steps, of_cond)
         if found is None:
             return None
         counter, bound = found
-        bound = bound.val if isinstance(bound, _jax.Literal) else [*of_cond, 0][bound]
         trips = control.trips(first[counter], _number(bound), steps[counter])
     others = [k for k in range(n_carry) if k not in steps]
     # Those that are numbers are no operands.
@@ -120,44 +122,38 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
 
 def _counters(jaxpr: Any, n_consts: int) -> dict[int, int]:
     """Returns what is added to each carry that a constant is added to, perhaps 0."""
-    inside, found = Equations(jaxpr), {}
-    pairs = zip(jaxpr.invars[n_consts:], jaxpr.outvars, strict=False)
-    for i, (before, after) in enumerate(pairs):
+    body = region_of(jaxpr)
+    carries = [v.aval for v in body.inputs[n_consts:]][: len(body.results)]
+    found = dict[int, int]()
+    for i, aval in enumerate(carries):
         # Keys have a type that is none of NumPy's.
-        is_number = isinstance(before.aval.dtype, np.dtype) and not before.aval.shape
-        if not is_number or not np.issubdtype(before.aval.dtype, np.integer):
-            continue
-        position = inside.position(after)
-        if after is before:
-            found[i] = 0
-        elif position is not None and inside.listed[position].primitive.name == "add":
-            x, y = inside.listed[position].invars
-            if x is before and isinstance(y, _jax.Literal):
-                found[i] = int(y.val)
+        if isinstance(aval.dtype, np.dtype) and not aval.shape:
+            step = growth(body, n_consts + i, i)
+            if step is not None and step >= np.iinfo(aval.dtype).min:
+                found[i] = step
     return found
 
 
-def _bound(eqn: _jax.JaxprEqn, steps: Mapping[int, int]) -> tuple[int, Any] | None:
-    """Returns the counter that a `while` compares, and the operand that bounds it."""
+def _bound(
+    eqn: _jax.JaxprEqn, steps: Mapping[int, int], operands: Sequence[Any]
+) -> tuple[int, Any] | None:
+    """Returns the counter that a `while` compares, and what bounds it."""
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    cond = bodies(eqn)[0].jaxpr
-    listed = Equations(cond).listed
-    if [x.primitive.name for x in listed] != ["lt"]:
+    cond = region_of(bodies(eqn)[0].jaxpr)
+    if [op.name for op in cond.ops] != ["lt"] or cond.results != cond.ops[0].results:
         return None
-    (compared,) = listed
-    places = {v: i for i, v in enumerate(cond.invars)}
-    low, high = (
-        x if isinstance(x, _jax.Literal) else places.get(x) for x in compared.invars
-    )
-    if not isinstance(low, int) or high is None or cond.outvars != compared.outvars:
+    low, high = cond.ops[0].inputs
+    if not isinstance(low, Value) or low.dtype != jnp.int32:
         return None
-    if steps.get(low - n_cond, 0) < 1 or compared.invars[0].aval.dtype != jnp.int32:
+    counter = low.index - n_cond
+    if steps.get(counter, 0) < 1:
         return None
-    if isinstance(high, int) and high >= n_cond:
-        if steps.get(high - n_cond) != 0:
-            return None
-        high += n_body
-    return low - n_cond, high
+    if not isinstance(high, Value):
+        return counter, high.value
+    if high.index < n_cond:
+        return counter, operands[high.index]
+    is_fixed = steps.get(high.index - n_cond) == 0
+    return (counter, operands[high.index + n_body]) if is_fixed else None
 
 
 def _number(x: Any) -> Any:
