@@ -182,18 +182,21 @@ def decode_attention(
     for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
         arrays[name] = None if isinstance(scale, float) else scale.reshape(-1)
     given = {name: array for name, array in arrays.items() if array is not None}
-    kernel = make_kernel(problem, tuple(given))
+    found = _without_derivative(problem, given)
+    out = found["out"].reshape(shape)
+    if not return_logsumexp:
+        return out
+    return out, found["logsumexp"].reshape(shape[:-1])
+
+
+def _without_derivative(p: Problem, arrays: dict[str, Any]) -> Any:
     refusal = errors.DifferentiationError(
         "decode_attention: it has no derivative",
         expected="a call outside jax.grad, jax.jvp and jax.linearize",
         got="a call that JAX differentiates",
         hint="use ops.attention, or jax.lax.stop_gradient of q, k and v",
     )
-    found = without_derivative(kernel, refusal)(given)
-    out = found["out"].reshape(shape)
-    if not return_logsumexp:
-        return out
-    return out, found["logsumexp"].reshape(shape[:-1])
+    return without_derivative(make_kernel(p, tuple(arrays)), refusal)(arrays)
 
 
 def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) -> _Cache:
