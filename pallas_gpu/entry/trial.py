@@ -87,7 +87,7 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
         return True
     if sum(map(_copies, ops)) >= _MANY_COPIES:
         return True
-    _, plan = expand.planned(params, target)
+    plan = expand.planned(params, target)
     needed = _ROUND_BYTES * (WARPS if uses(body, warp_map_p) else 1)
     return plan.scratch_limit_bytes // params.mesh.warpgroups < needed
 

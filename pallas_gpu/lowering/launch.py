@@ -75,13 +75,7 @@ class Nvidia:
           OutOfResources: the kernel does not fit the target.
         """
         equations.require_features(params.jaxpr, target)
-        return resources.plan(
-            params.jaxpr,
-            target,
-            params.name,
-            params.compiler_params.reduction_scratch_bytes,
-            params.mesh.warpgroups,
-        )
+        return expand.planned(params, target)
 
     def launch(
         self, params: CallParams, target: arch.GpuTarget, plan: resources.Plan

@@ -202,23 +202,11 @@ def abs_float(dtype, x):
 
 
 def rem_float(dtype, x, y):
-    """C's fmod, exact for quotients below 2**24.
-
-    The compilation pipeline cannot legalize LLVM's frem. The rounded quotient may be
-    off by one, which one correction of the remainder compensates.
-    """
-    quotient = math.trunc(arith.divf(x, y))
-    rest = math.fma(arith.negf(quotient), y, x)
-    size = abs_float(dtype, y)
-    signed_size = math.copysign(size, x)
-    wrong_sign = arith.cmpf(_CmpF.OLT, arith.mulf(rest, x), zero(dtype, x))
-    rest = arith.select(wrong_sign, arith.addf(rest, signed_size), rest)
-    too_big = arith.cmpf(_CmpF.OGE, abs_float(dtype, rest), size)
-    rest = arith.select(too_big, arith.subf(rest, signed_size), rest)
-    infinity = dtypes.constant(np.inf, dtype, y)
-    endless = arith.cmpf(_CmpF.OEQ, size, infinity)
-    keeps = arith.andi(endless, is_finite(dtype, x))
-    return math.copysign(arith.select(keeps, x, rest), x)
+    """C's fmod, exact: libdevice's, as for XLA. LLVM cannot legalize frem for PTX."""
+    name = "__nv_fmodf" if dtypes.bits(dtype) == 32 else "__nv_fmod"
+    type_ = dtypes.mlir_type(dtype)
+    module.current().declare(name, type_)
+    return dtypes.per_lane(lambda *lane: operations.call(name, type_, lane), x, y)
 
 
 def round_float(dtype, x, *, rounding_method=0):
@@ -268,9 +256,9 @@ def select_n(dtype, which, *cases):
     element = which.type if lanes is None else which.type.element_type
     if element.width == 1:
         return arith.select(which, cases[1], cases[0])
-    result = cases[-1]
+    result, integer = cases[-1], np.dtype(f"int{element.width}")
     for index in range(len(cases) - 2, -1, -1):
-        chosen = arith.cmpi(_CmpI.sle, which, dtypes.constant(index, dtypes.I32, which))
+        chosen = arith.cmpi(_CmpI.sle, which, dtypes.constant(index, integer, which))
         result = arith.select(chosen, cases[index], result)
     return result
 

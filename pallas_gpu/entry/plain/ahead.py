@@ -75,6 +75,8 @@ def results(
         copy ahead.
     """
     found, asked = Counted.of(eqn, operands), eqn.params.get("num_stages")
+    if found is None:
+        kernel.notes.update(dict.fromkeys(choice.uncounted(eqn)))
     if found is None or (asked is None and scope.in_warp()):
         return None
     if asked == 1:
@@ -399,18 +401,31 @@ class _Loop:
 
 
 def _require_asynchronous(gmem: _engines.Side, smem: _engines.Side) -> None:
-    window = gmem.window
-    known = window.at(window.starts, [*map(multiples.start_divisor, window.starts)])
-    gmem = dataclasses.replace(gmem, window=known)
+    starts = gmem.window.starts
+
+    def plan(divisors: Sequence[int]) -> Any:
+        known = dataclasses.replace(gmem, window=gmem.window.at(starts, divisors))
+        return _engines.check_threads(known, smem, store=False)
+
     try:
-        plan = _engines.check_threads(gmem, smem, store=False)
+        found = plan([*map(multiples.start_divisor, starts)])
+        if found.is_asynchronous:
+            return
+        promised = plan([x if isinstance(x, int) else _PROMISED for x in starts])
     except errors.LayoutError as error:
         raise stages.RefusedError(error.what) from None
-    if not plan.is_asynchronous:
-        raise stages.RefusedError(
-            f"it is known to start at multiples of {plan.chunk_bytes} bytes only, and "
-            "cp.async copies 4, 8 or 16: promise more with multiple_of"
+    why = f"{found.chunk_bytes} bytes only, and cp.async copies 4, 8 or 16"
+    if promised.is_asynchronous:
+        why = (
+            f"it is known to start at multiples of {why}: promise more with multiple_of"
         )
+    else:
+        why = f"elements that are adjacent and aligned are {why}"
+    raise stages.RefusedError(why)
+
+
+# What a start may be a multiple of.
+_PROMISED = 1 << 10
 
 
 def _declaration(load: Load, slots: int) -> types.ScratchType:

@@ -32,9 +32,22 @@ def may_pay(eqn: _jax.JaxprEqn) -> bool:
     inside = equations(bodies(eqn)[-1].jaxpr)
     if not any(x.primitive.name == "dot_general" for x in inside):
         return False
-    loads = [x for x in inside if x.primitive in LOADS]
-    refs = [Loaded.of(x).ref.aval for x in loads if _is_large(x.outvars[0].aval)]
-    return any(getattr(ref, "memory_space", None) is types.GMEM for ref in refs)
+    return any(map(_is_large_load, inside))
+
+
+def _is_large_load(eqn: _jax.JaxprEqn) -> bool:
+    if eqn.primitive not in LOADS or not _is_large(eqn.outvars[0].aval):
+        return False
+    return getattr(Loaded.of(eqn).ref.aval, "memory_space", None) is types.GMEM
+
+
+def uncounted(eqn: _jax.JaxprEqn) -> list[tuple[str, str]]:
+    """Returns the lines of the loads of a loop that does not count, each with why."""
+    why = "its loop runs until something else than `index < bound` is false"
+    if eqn.primitive.name == "scan":
+        why = "its loop slices or stacks arrays: let it carry, read and store parts"
+    loads = (x for x in Equations(bodies(eqn)[-1].jaxpr).listed if _is_large_load(x))
+    return [(where, why) for where in map(_jax.where, loads) if where]
 
 
 def smem_bytes(jaxpr: _jax.Jaxpr) -> int:

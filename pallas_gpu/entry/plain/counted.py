@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -81,10 +82,10 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     else:
         n_consts, n_carry = _jax.scan_arity(params)
         body = params["jaxpr"]
-        if params["reverse"]:
-            return None
-    consts, carry = operands[:n_consts], operands[n_consts:]
-    if len(carry) != n_carry or len(avals) != n_carry:
+    consts, carry = operands[:n_consts], operands[n_consts:][:n_carry]
+    arrays = operands[n_consts + n_carry :]
+    sliced = [x for x in map(_progression, arrays) if x is not None]
+    if len(sliced) < len(arrays) or len(avals) != n_carry:
         return None
     steps = _counters(bodies(eqn)[-1].jaxpr, n_consts)
     first = {k: _number(carry[k]) for k in steps}
@@ -102,13 +103,15 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     def merged(starts: Mapping[int, Any], rest: Sequence[Any], i: Any) -> list[Any]:
         known = dict(zip(others, rest, strict=True))
         for k, step in steps.items():
-            known[k] = _counted(starts[k], i, step, avals[k].dtype)
+            known[k] = _counted(starts[k], step, avals[k].dtype, i)
         return [known[k] for k in range(n_carry)]
 
     def step(trace: Retrace, operands: Any, carry: Any, i: Any) -> list[Any]:
         starts = {**first, **dict(zip(given, operands[n_consts:], strict=True))}
         ins = merged(starts, carry, i)
-        after = settled(trace.run(body, [*operands[:n_consts], *ins]))
+        position = trips - 1 - i if params.get("reverse") else i
+        parts = [_counted(*part, position) for part in sliced]
+        after = settled(trace.run(body, [*operands[:n_consts], *ins, *parts]))
         return [after[k] for k in others]
 
     def results(last: Sequence[Any]) -> list[Any]:
@@ -161,7 +164,41 @@ def _number(x: Any) -> Any:
     return x if _jax.is_tracer(x) or np.ndim(x) else int(x)
 
 
-def _counted(start: Any, i: Any, step: int, dtype: Any) -> Any:
+def _progression(x: Any) -> tuple[int, int, Any] | None:
+    """Returns first, difference and type of an array of integers; None for others."""
+    if not isinstance(x, jax.Array | np.ndarray | np.generic | int):
+        return None  # a pair of arrays that is a key, an array without elements
+    aval, made, x = jax.typeof(x), _jax.producer(x), _jax.literal(x)
+    if aval.dtype not in (np.int32, np.int64) or len(aval.shape) > 1:
+        return None
+    if made is None and not _jax.is_tracer(x):
+        flat = np.ravel(x).astype(np.int64)
+        a, b = int(flat[0]), int(flat[-1] - flat[0]) // max(flat.size - 1, 1)
+        is_one = np.array_equal(flat, a + b * np.arange(flat.size))
+        return (a, b, aval.dtype) if is_one else None
+    combine = None if made is None else _OF_PROGRESSIONS.get(made.primitive.name)
+    given = [] if made is None else [*map(_progression, made.operands)]
+    if combine is None or None in given:
+        return None
+    a, b, square = combine(*[x[:2] for x in given if x is not None])
+    # Nothing wraps around.
+    if square or max(abs(a), abs(a + b * aval.size)) >= 1 << 31:
+        return None
+    return a, b, aval.dtype
+
+
+# First, difference, and what is multiplied by the square of the position.
+_OF_PROGRESSIONS: dict[str, Callable[..., tuple[int, int, int]]] = {
+    "iota": lambda: (0, 1, 0),
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1], 0),
+    "sub": lambda x, y: (x[0] - y[0], x[1] - y[1], 0),
+    "mul": lambda x, y: (x[0] * y[0], x[0] * y[1] + x[1] * y[0], x[1] * y[1]),
+    "convert_element_type": lambda x: (*x, 0),
+    "broadcast_in_dim": lambda x: (*x, 0),
+}
+
+
+def _counted(start: Any, step: int, dtype: Any, i: Any) -> Any:
     """Returns a counter in an iteration, without operations that change nothing."""
     i = i if i.dtype == dtype else lax.convert_element_type(i, dtype)
     if not step:

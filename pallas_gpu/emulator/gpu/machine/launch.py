@@ -329,7 +329,7 @@ class Launch:
 
 
 def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
-    _, plan = expand.planned(params, target)
+    plan = expand.planned(params, target)
     return resources.residency(plan, target, params.mesh)
 
 
