@@ -87,6 +87,7 @@ CALLS = {
     "num_warps": lambda: plgpu.kernel(double, OUT)(X, num_warps=4),  # HERE
     "arrays by name": lambda: plgpu.kernel(double, OUT)(X, p={"a": X}),  # HERE
     "complex numbers": lambda: plgpu.kernel(double, OUT)(X.astype("c8")),  # HERE
+    "a key": lambda: plgpu.kernel(double, OUT)(jax.random.key(0)),  # HERE
     "no out_type": lambda: plgpu.kernel(double, out_type=3),  # HERE
     "no out_shape": lambda: plgpu.kernel(double, out_shape=3),  # HERE
     "no out_shape of a pallas_call": lambda: plgpu.pallas_call(double, 3),  # HERE
