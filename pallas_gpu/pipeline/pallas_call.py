@@ -104,7 +104,8 @@ def pallas_call(
         that they alias.
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays. Where the
         grid has a parallel axis, the body accesses them in GMEM, as in Triton, and
-        takes its part by `program_id`; else they are copied to SMEM.
+        takes its part by `program_id`; else they are copied to SMEM, but for those
+        that are one array by `input_output_aliases`.
       out_specs: the same for the results. Of a whole one, each CTA stores its part.
       scratch_shapes: declarations of scratch references.
       num_threads: number of warpgroups that run the body; None: one. They share blocks,
@@ -198,8 +199,10 @@ class _Call:
             ),
             out_specs=call_specs.block_specs(spec.out_specs, outs, f"{who}: out_specs"),
         )
-        program = dataclasses.replace(program, spec=spec)
         pairs = call_specs.aliases(self.aliases, args, outs, n, program.name)
+        if not program.grid.parallel:
+            spec = call_specs.in_place(spec, pairs)
+        program = dataclasses.replace(program, spec=spec)
         in_tree = call_specs.structure(args[n:])
         out_tree = call_specs.structure(call_specs.at_top(outs))
 
