@@ -30,7 +30,7 @@ from pallas_gpu.bridge import triton as triton
 from pallas_gpu.bridge.torch import as_torch_kernel as as_torch_kernel
 from pallas_gpu.emulator.mesh import emulate_mesh as emulate_mesh
 from pallas_gpu.entry.kernel import kernel as kernel
-from pallas_gpu.entry.memory.empty import (
+from pallas_gpu.entry.empty import (
     alloc_semaphore as alloc_semaphore,
     empty as empty,
     empty_like as empty_like,

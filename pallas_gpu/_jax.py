@@ -350,6 +350,12 @@ def producer(x: Any) -> Producer | None:
     return Producer(made.primitive, made.params, tuple(made.in_tracers), position)
 
 
+def literal(x: Any) -> Any:
+    """Returns the number of a value that is traced as a literal; others as they are."""
+    val = getattr(x, "val", None)
+    return val.val if isinstance(val, Literal) else x
+
+
 def unmapped(x: Any) -> tuple[Any, int]:
     """Returns what `jax.vmap` maps over to pass `x`, and the number of mapped axes."""
     levels = 0

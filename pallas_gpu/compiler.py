@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compilation pipeline: its stages, in order, as data.
 
-A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
+A kernel is traced and checked when it is called (`entry.trace`, `checks`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
 verifies afterwards. `options`, `plan` and `rules` are the same for every machine; the
@@ -10,7 +10,7 @@ NVIDIA's are:
 
     results    warnings of what is left undefined            (lowering.passes)
     composites operations that consist of others             (entry.expand)
-    fences     fences between threads and copies in SMEM     (entry.memory.fences)
+    fences     fences between threads and copies in SMEM     (memory.fences)
     ranges     accesses whose elements are adjacent          (lowering.passes)
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
     host       tagged operations -> TMA descriptors          (emitters.program)

@@ -15,9 +15,11 @@ upstream's Pallas, and also the builtin that they or NumPy raise for that mistak
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from pallas_gpu import findings
@@ -100,6 +102,15 @@ class PallasGpuError(Exception):
         # Exceptions are pickled by the offline worker; the default protocol would lose
         # the keyword-only state.
         return (_rebuild, (type(self), self.__dict__))
+
+
+@contextlib.contextmanager
+def at(where: Callable[[], str | None]) -> Iterator[None]:
+    """Gives errors without a line, which leave the context, the one that it returns."""
+    try:
+        yield
+    except PallasGpuError as error:
+        raise error.with_location(where()) from None
 
 
 def _with_source(where: str) -> str:

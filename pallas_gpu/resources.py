@@ -36,6 +36,7 @@ from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives._scratch import least_scratch_bytes
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+from pallas_gpu.program.nodes import Operand
 from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
@@ -252,6 +253,15 @@ def scopes(jaxpr: Any) -> list[Site]:
     return [site for site in walk(jaxpr) if site.op.primitive is run_scoped_p]
 
 
+def arrays_of(found: Sequence[Site]) -> dict[Operand, Any]:
+    """Returns the variable of each reference that scopes allocate."""
+    return {
+        value: var
+        for site in found
+        for value, var in zip(site.op.made, scope_refs(site.eqn), strict=True)
+    }
+
+
 def barriers_of(site: Site) -> Iterator[tuple[BarrierKey, Any]]:
     """Yields the barriers that a scope declares, and their types."""
     in_warp = site.is_inside(warp_map_p)
@@ -448,13 +458,11 @@ def _check_scopes(found: Sequence[Site]) -> None:
     """Raises for conflicting declarations."""
     seen: dict[types.Resource, list[Any]] = {}
     for site in found:
-        try:
+        with errors.at(site.line):
             for aval in (ref.aval for ref in site.op.made):
                 earlier = seen.setdefault(aval.memory_space, [])
                 aval.memory_space.check_beside(aval, earlier)
                 earlier.append(aval)
-        except errors.PallasGpuError as error:
-            raise error.with_location(site.where) from None
 
 
 def table(result: Plan) -> str:

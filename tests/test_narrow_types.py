@@ -144,6 +144,21 @@ def test_reductions_and_scans(dtype):
 # --- memory ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint2"])
+@pytest.mark.parametrize("combine", ["add", "max"])
+def test_updates_of_chosen_elements_are_combined(dtype, combine):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 3, (5, 9)), dtype)
+
+    def update(x):
+        return getattr(x.at[jnp.array([1, 1, 2])], combine)(x[:3])
+
+    def body(x, o):
+        o[...] = update(x[...])
+
+    wide = update(x.astype(np.int32)).astype(dtype)
+    run(body, [np.asarray(x)], np.asarray(wide))
+
+
 @pytest.mark.parametrize("dtype", PACKED)
 def test_tma_copies_packed_arrays(dtype):
     x = values(dtype, (64, 256))

@@ -274,7 +274,7 @@ def plan_scopes(*nested) -> resources.Plan:
         for declarations in nested:
             enter(declarations)
 
-    traced = trace.trace_body(body, [f32()], [], types.Mesh(), "k")
+    traced, _ = trace.trace_body(body, trace.Arrays.of([f32()], []), types.Mesh(), "k")
     return resources.plan(traced.jaxpr, arch.SM_100A, "k", None, 1)
 
 

@@ -229,6 +229,22 @@ def unsigned(x: Any) -> Any:
     return lax.bitcast_convert_type(x, np.dtype(f"uint{width}"))
 
 
+def by_bits(x: Any) -> Any:
+    """Returns unsigned integers in the order of numbers: -0 before 0, NaN outermost."""
+    if x.dtype == np.bool_:
+        return x.astype(np.uint8)
+    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+        return x
+    raw = unsigned(x)
+    if x.dtype == jnp.float8_e8m0fnu:
+        # Exponents have no sign; NaN is the last.
+        return raw
+    sign = raw.dtype.type(1) << raw.dtype.type(types.itemsize_bits(x.dtype) - 1)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return raw ^ sign
+    return jnp.where(raw >= sign, ~raw, raw | sign)
+
+
 @composite("nextafter")
 def _nextafter(composite: Composite, x: Any, y: Any) -> Any:
     """The numbers of a sign are in the order of their bits."""

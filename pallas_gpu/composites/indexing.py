@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu.entry.expand import Composite, composite
-from pallas_gpu.entry.plain.empty import applied
 from pallas_gpu.primitives.positions import gather_positions, scatter_positions
+from pallas_gpu.program.passes.no_elements import applied
 
 _I32 = jnp.int32
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from pallas_gpu import types
 from pallas_gpu.composites import pairs
-from pallas_gpu.composites.functions import unsigned
+from pallas_gpu.composites.functions import by_bits, unsigned
 from pallas_gpu.entry.expand import Composite, composite
 from pallas_gpu.primitives.moves.sorting import sort_network
 
@@ -66,7 +66,7 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     if x.ndim == 1 and selects(x.size, kept):
         return _selected(x, kept, composite.out_avals[1].dtype)
     position = lax.broadcasted_iota(np.uint32, x.shape, axis)
-    (keys, found), _, _ = _sorted([~_by_bits(x), position], [], [], axis)
+    (keys, found), _, _ = _sorted([~by_bits(x), position], [], [], axis)
     results = [_of_bits(~keys, x.dtype), found.astype(composite.out_avals[1].dtype)]
     return [
         pairs.in_default_layout(composite, lax.slice_in_dim(x, 0, kept, axis=axis))
@@ -92,7 +92,7 @@ def steps(size: int) -> int:
 
 def _selected(x: Any, kept: int, dtype: Any) -> list[Any]:
     """The largest elements of a vector, one after the other, and their positions."""
-    keys, position = _by_bits(x), lax.iota(np.int32, x.shape[0])
+    keys, position = by_bits(x), lax.iota(np.int32, x.shape[0])
     least = np.zeros((), keys.dtype)
     slot = lax.iota(np.int32, kept)
 
@@ -115,7 +115,7 @@ def _selected(x: Any, kept: int, dtype: Any) -> list[Any]:
 
 
 def _of_bits(keys: Any, dtype: Any) -> Any:
-    """The numbers of `_by_bits`."""
+    """The numbers of `by_bits`."""
     if dtype == np.bool_:
         return keys != 0
     if jnp.issubdtype(dtype, jnp.unsignedinteger):
@@ -131,10 +131,10 @@ def _of_bits(keys: Any, dtype: Any) -> Any:
 
 def _ordered(x: Any) -> Any:
     """Unsigned integers in the order of sorts: zeros are equal, and NaN is last."""
-    ordered = _by_bits(x)
+    ordered = by_bits(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return ordered
-    ordered = jnp.where(x == 0, _by_bits(jnp.zeros_like(x)), ordered)
+    ordered = jnp.where(x == 0, by_bits(jnp.zeros_like(x)), ordered)
     last = np.asarray(np.iinfo(ordered.dtype).max, ordered.dtype)
     return jnp.where(x != x, last, ordered)
 
@@ -162,22 +162,6 @@ def _restored(keys: Any, negative: Any, dtype: Any) -> Any:
 def _sign_bit(dtype: Any) -> Any:
     bits = types.itemsize_bits(dtype)
     return np.dtype(f"uint{bits}").type(1 << bits - 1)
-
-
-def _by_bits(x: Any) -> Any:
-    """Unsigned integers in the order of numbers, -0 before 0 and NaN at the ends."""
-    if x.dtype == np.bool_:
-        return x.astype(np.uint8)
-    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
-        return x
-    raw = unsigned(x)
-    if x.dtype == jnp.float8_e8m0fnu:
-        # Exponents have no sign; NaN is the last.
-        return raw
-    sign = raw.dtype.type(1) << raw.dtype.type(8 * raw.dtype.itemsize - 1)
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return raw ^ sign
-    return jnp.where(raw >= sign, ~raw, raw | sign)
 
 
 def _sorted(

@@ -293,6 +293,13 @@ class KernelBuilder:
             self._hoisted[key] = value
         return value
 
+    def declare(self, name: str, type_: ir.Type) -> None:
+        """Declares a function of libdevice, of two operands of its result's type."""
+        if name not in ir.SymbolTable(self.module.operation):
+            kind = ir.Attribute.parse(f"!llvm.func<{type_} ({type_}, {type_})>")
+            with ir.InsertionPoint(self.module.body), ir.Location.unknown():
+                llvm.LLVMFuncOp(name, kind)
+
     @contextlib.contextmanager
     def discarding(self) -> Iterator[None]:
         """Forgets what is known of the values made inside, which are then erased.

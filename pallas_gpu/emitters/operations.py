@@ -40,6 +40,14 @@ def same_type(name: str) -> Callable[..., ir.Value]:
     return emit
 
 
+def call(name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
+    """`llvm.call` of a function that the module declares."""
+    sizes = {"operandSegmentSizes": [len(operands), 0], "op_bundle_sizes": []}
+    lists = {key: ir.DenseI32ArrayAttr.get(x) for key, x in sizes.items()}
+    callee = ir.FlatSymbolRefAttr.get(name)
+    return create("llvm.call", result, operands, {"callee": callee, **lists})
+
+
 def constant(type_: ir.Type, value: int) -> ir.Value:
     """`arith.constant` of an integer type."""
     attributes = {"value": ir.IntegerAttr.get(type_, value)}

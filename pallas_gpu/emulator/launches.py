@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,9 +15,11 @@ from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored
-from pallas_gpu.emulator.engine.plan import Plan
+from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.recorder import Observer, Run
 from pallas_gpu.entry.interpret import Observed
+from pallas_gpu.program import indices
+from pallas_gpu.program.build import region_of
 
 
 class Launch(Protocol):
@@ -49,9 +52,6 @@ class Hardware(Protocol):
     def ready(self, params: Any) -> Any:
         """Returns the parameters as they run; raises for a kernel that cannot start."""
 
-    def plan(self, params: Any) -> Plan:
-        """Returns the plan of the body."""
-
     def names(self, params: Any) -> Sequence[str]:
         """Returns the names of the results of a device."""
 
@@ -68,7 +68,7 @@ class Hardware(Protocol):
         Args:
           params: those that are ready.
           arrays: the operands of each device.
-          plan: of the body, that of `plan` or an observed copy.
+          plan: of the body, that of `planned` or an observed copy.
           schedule: parameters of the emulator.
           choices: instead of those of the schedule.
         """
@@ -140,16 +140,10 @@ def _run(
         interpret = types.InterpretParams()
 
     def run(schedule: types.InterpretParams) -> list[np.ndarray]:
-        plan = hardware.plan(params)
+        plan = planned(params)
         launch = hardware.launch(params, arrays, plan, schedule, choices)
-        try:
-            # Integer arithmetic wraps as on hardware, also where numpy would warn.
-            with np.errstate(all="ignore"):
-                scheduler.run(launch.execution, launch.pools())
-            launch.finish()
-        finally:
-            launch.dissolve()
-        return launch.results()
+        results, _ = _finished(launch, contextlib.nullcontext())
+        return results
 
     if interpret.schedules == 1 or choices is not None:
         return run(interpret)
@@ -170,18 +164,30 @@ def _observed(hardware: Hardware, params: Any, arrays: Any) -> Run:
     def run(
         schedule: types.InterpretParams, observer: Observer, choices: Directed | None
     ) -> tuple[list[np.ndarray], int]:
-        plan = observer.plan(hardware.plan(params))
+        plan = observer.plan(planned(params))
         launch = hardware.launch(params, arrays, plan, schedule, choices)
-        try:
-            with observer.observing(launch.execution), np.errstate(all="ignore"):
-                scheduler.run(launch.execution, launch.pools())
-                if not launch.execution.abandoned:
-                    launch.finish()
-        finally:
-            launch.dissolve()
-        return launch.results(), launch.started
+        return _finished(launch, observer.observing(launch.execution))
 
     return run
+
+
+def planned(params: Any) -> Plan:
+    """Returns the plan of a kernel's body, which watches the arithmetic of indices."""
+    indices.mark(region_of(params.jaxpr))
+    return plan_of(params.jaxpr, params.mesh.machine)
+
+
+def _finished(launch: Launch, observing: Any) -> tuple[list[np.ndarray], int]:
+    """Runs a launch; returns its results, and how many groups have started."""
+    try:
+        # Integer arithmetic wraps as on hardware, also where numpy would warn.
+        with observing, np.errstate(all="ignore"):
+            scheduler.run(launch.execution, launch.pools())
+            if not launch.execution.abandoned:
+                launch.finish()
+    finally:
+        launch.dissolve()
+    return launch.results(), launch.started
 
 
 def explore_kernel(

@@ -21,9 +21,8 @@ from pallas_gpu.emulator.gpu import inline
 from pallas_gpu.emulator.gpu.machine.launch import run_devices
 from pallas_gpu.emulator.launches import by_device
 from pallas_gpu.emulator.rendezvous import Rendezvous, running
-from pallas_gpu.entry import call, scope
+from pallas_gpu.entry import call, placement, scope
 from pallas_gpu.entry.interpret import Observed
-from pallas_gpu.entry.memory import placement
 
 Operands = Sequence[Sequence[Any]]
 Run = Callable[[call.CallParams, Operands], list[list[np.ndarray]]]
@@ -83,7 +82,7 @@ def _place_of_results(placed: Sequence[Any]) -> Any:
     """Returns where an eager call's results go, as `jax.jit` would place them.
 
     That is every device of the committed operands, which each of them has whole
-    (`entry/memory/placement.py`) and the first of which decides; or the default device.
+    (`entry/placement.py`) and the first of which decides; or the default device.
     """
     if not placed:
         return None

@@ -5,7 +5,7 @@ Everything that affects compilation is a parameter of the primitive, because JAX
 keys contain nothing else. `jax.vmap` adds a batch axis to the parameters: it is another
 grid axis, and the leading index of each batched operand is applied where the launch
 binds operands to references. The body stays the same but for copies of arrays whose
-instances TMA cannot address (`entry/memory/instances.py`).
+instances TMA cannot address (`memory/instances.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import interpret as interpret_mode
-from pallas_gpu.entry import scope
-from pallas_gpu.entry.memory import placement
-from pallas_gpu.entry.memory.instances import for_instances
-from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
+from pallas_gpu.entry import placement, scope
+from pallas_gpu.memory.instances import for_instances
+from pallas_gpu.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.grids import scheduling
 from pallas_gpu.program.walk import uses, walk
@@ -94,6 +93,10 @@ class CallParams:
     enclosing: tuple[EnclosingAxis, ...] = ()
     devices: types.Devices | None = None
     not_ahead: tuple[tuple[str, str], ...] = ()
+
+    def with_body(self, jaxpr: _jax.Jaxpr) -> CallParams:
+        """Returns the parameters with another body."""
+        return self if jaxpr is self.jaxpr else dataclasses.replace(self, jaxpr=jaxpr)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""

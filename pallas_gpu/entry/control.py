@@ -175,10 +175,7 @@ def loop(
 
         def iteration(i, carry):
             index = _index(lower, i, step)
-            if init_carry is None:
-                result = scope.call("loop", body, index)
-                return scope.require_none("loop", body, result)
-            return scope.call("loop", body, index, carry)
+            return called("loop", body, index, carry, has_carry=init_carry is not None)
 
         with _jax.trace_without_ref_rules():
             if num_stages is None:
@@ -190,6 +187,13 @@ def loop(
             )  # fmt: skip
 
     return scope.decorator("loop", run)
+
+
+def called(who: str, body: Any, index: Any, carry: Any, *, has_carry: bool) -> Any:
+    """Calls the body of a loop; returns the next carry, None without one."""
+    if has_carry:
+        return scope.call(who, body, index, carry)
+    return scope.require_none(who, body, scope.call(who, body, index))
 
 
 def _index(lower: Any, i: Any, step: Any) -> Any:

@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.checks.equations import check_jaxpr
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
@@ -121,32 +122,32 @@ def prepares(rewrite: Preparation) -> Preparation:
 
 def expanded(params: CallParams, target: arch.Target) -> CallParams:
     """Returns a kernel whose body has no composites; checks what their rules use."""
-    semantics = params.compiler_params.lowering_semantics
-    jaxpr = expanded_body(params.jaxpr, params.mesh, target, semantics)
-    if jaxpr is params.jaxpr:
+    mesh, semantics = params.mesh, params.compiler_params.lowering_semantics
+    if not any(map(_rule_of, equations(params.jaxpr))):
         return params
-    return dataclasses.replace(params, jaxpr=jaxpr)
+    of_staging = functools.partial(_expanded, params.jaxpr, mesh, target, semantics)
+    body = of_staging(None)
+    if (
+        isinstance(target, arch.GpuTarget)
+        and mesh.warpgroups > 1
+        and resources.staging_bytes(body, target, mesh.warpgroups) < 0
+    ):
+        # Copies of a warpgroup's products follow each other in the same bytes: each
+        # product whose copies fit by themselves has them.
+        left = resources.staging_bytes(of_staging(0), target, mesh.warpgroups)
+        body = of_staging(max(left, 0))
+    return params.with_body(body)
 
 
-def expanded_body(
-    jaxpr: _jax.Jaxpr,
-    mesh: types.Mesh,
-    target: arch.Target,
-    semantics: types.LoweringSemantics,
-) -> _jax.Jaxpr:
-    """Returns the body without composites; see `expanded`."""
-    if not any(map(_rule_of, equations(jaxpr))):
-        return jaxpr
-    found = _expanded(jaxpr, mesh, target, semantics)
-    if not isinstance(target, arch.GpuTarget) or mesh.warpgroups == 1:
-        return found
-    if resources.staging_bytes(found, target, mesh.warpgroups) >= 0:
-        return found
-    # Copies of a warpgroup's products follow each other in the same bytes: each product
-    # whose copies fit by themselves has them.
-    without = _expanded(jaxpr, mesh, target, semantics, 0)
-    left = resources.staging_bytes(without, target, mesh.warpgroups)
-    return _expanded(jaxpr, mesh, target, semantics, max(left, 0))
+def planned(params: CallParams, target: arch.GpuTarget) -> resources.Plan:
+    """Plans the memory of a kernel without its composites.
+
+    Raises:
+      OutOfResources: the kernel does not fit the target.
+    """
+    scratch_bytes = params.compiler_params.reduction_scratch_bytes
+    body, warpgroups = expanded(params, target).jaxpr, params.mesh.warpgroups
+    return resources.plan(body, target, params.name, scratch_bytes, warpgroups)
 
 
 @kept
@@ -155,11 +156,11 @@ def _expanded(
     mesh: types.Mesh,
     target: arch.Target,
     semantics: types.LoweringSemantics,
-    staging_bytes: int | None = None,
+    staging_bytes: int | None,
 ) -> _jax.Jaxpr:
     kernel = Kernel(mesh, target, semantics, _stored_in_smem(jaxpr), staging_bytes)
     result = _Expansion(kernel).body(jaxpr)
-    check.check_jaxpr(result, mesh)
+    check_jaxpr(result, mesh)
     return result
 
 
@@ -241,8 +242,17 @@ class _Expansion(Rewrite):
         key = (eqn.primitive, repr(params), operands, line)
         if key not in self._calls:
             traced = self._trace(rule, composite, eqn, operands, located)
-            self._calls[key] = self.with_bodies(traced, located)
+            self._calls[key] = self._storing(traced).with_bodies(traced, located)
         return self._calls[key]
+
+    def _storing(self, traced: _jax.JaxprEqn) -> _Expansion:
+        """Returns the expansion of a rule's call, which may store to scratch memory."""
+        inner, stored = [b.jaxpr for b in bodies(traced)], self._kernel.stored
+        if any(_rule_of(eqn) for body in inner for eqn in equations(body)):
+            stored = stored.union(*map(_stored_in_smem, inner))
+        if stored == self._kernel.stored:
+            return self
+        return _Expansion(dataclasses.replace(self._kernel, stored=stored))
 
     def _trace(
         self,

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import jax
 
 from pallas_gpu import errors, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.checks.jax_operations import require_axis_name
+from pallas_gpu.entry import scope
 
 # What JAX says of a reference that it is given as an array, with the function's name.
 _NOT_ARRAYS = (
@@ -38,7 +39,7 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
         where = scope.raised_at(error)
         unbound = re.match(r"Found an unbound axis name: (\w+)", str(error))
         if unbound is not None and isinstance(error, NameError):
-            check.require_axis_name(unbound[1], mesh, where)
+            require_axis_name(unbound[1], mesh, where)
         converted = (
             _foreign(error)
             or _reference(error)

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, resources, types
+from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.checks import equations, references
 from pallas_gpu.entry import (
     assumed_target,
     call,
-    check,
     expand,
     mutable,
     over_arrays,
@@ -26,8 +26,7 @@ from pallas_gpu.entry import (
     warp,
 )
 from pallas_gpu.entry.caching import captured, repeated
-from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
+from pallas_gpu.entry.scoped import called, is_declaration, require_declaration
 from pallas_gpu.types import values
 
 _MISSING: Any = object()
@@ -236,21 +235,13 @@ def with_scratch(
       threads: the axis whose threads have it together, if there is one.
       who: the caller, for messages.
     """
-    called = functools.partial(scope.call, who, body)
     positional, named = scratch_of(scratch)
     if not positional and not named:
-        return functools.wraps(body)(called)
+        return functools.wraps(body)(functools.partial(scope.call, who, body))
 
     @functools.wraps(body)
     def in_scope(*refs):
-        names = parameter_names(body, (*refs, *positional), named)
-        return scoped(
-            functools.partial(called, *refs),
-            positional,
-            named,
-            threads or (),
-            names[len(jax.tree.leaves(refs)) :],
-        )
+        return called(body, refs, positional, named, threads or (), who)
 
     return in_scope
 
@@ -279,26 +270,30 @@ def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
             )
 
 
+# `tracer(body, arrays, mesh, name, params, like_upstream)` traces a body.
+Tracer = Callable[..., trace.Traced]
+
+
 def launch_body(
     body: Callable[..., None],
     args: Sequence[Any],
     out_type: Any,
     *,
-    mesh: types.Mesh,
+    mesh: Any,
     name: str,
-    compiler_params: types.CompilerParams,
+    compiler_params: Any,
     interpret: Any,
     debug: bool,
     kept: repeated.Kept,
     aliases: Sequence[tuple[int, int]] = (),
-    check: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
+    tracer: Tracer | None = None,
 ) -> Any:
     """Traces a body over the arguments' types and binds the kernel primitive.
 
     `kept` keeps the trace for the types, as long as its functions, those of the author
     that the body calls, capture the same values. `aliases` are pairs (argument, result)
-    of leaves that are one array, of which the body gets one reference. `check` gets
-    each trace, and its references to the results.
+    of leaves that are one array, of which the body gets one reference. `tracer` is that
+    of the machine; by default that of GPUs.
     """
     given, in_tree = jax.tree.flatten(tuple(args), is_leaf=mutable.is_view)
     what = f"kernel {name}: an argument"
@@ -316,80 +311,76 @@ def launch_body(
     same = tuple(None if x is None else _position(x, given) for x in sources)
     interpret = call.resolve_interpret(interpret)
     like_upstream = getattr(interpret, "like_upstream", False)
-    key = (tuple(in_avals), in_tree, same, like_upstream, _jax.trace_context())
-    before, traced, needed = kept.traces.get(key, (None, None, None))
-    if traced is None or before != seen:
-        traced, needed = _trace_for_target(
-            lambda: trace.trace_body(
-                _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
-                mesh, name, aliases, sources, like_upstream, compiler_params.num_stages,
-            ),
-            compiler_params.target,
-        )  # fmt: skip
-        n_in = len(in_avals) + len(traced.captured)
-        check(traced.jaxpr, traced.jaxpr.invars[n_in : n_in + len(out_avals)])
-        own = _for_target(compiler_params, needed)
-        _require_resources(traced, mesh, own, name, body)
-        if not traced.captured:
-            kept.add_trace(key, (seen, traced, needed))
+    key = (tuple(in_avals), in_tree, same, like_upstream, _jax.trace_context(),
+           _jax.enable_debug_checks.value)  # fmt: skip
+    before, *found = kept.traces.get(key, (None,))
+    if not found or before != seen:
+        arrays = trace.Arrays.of(in_avals, out_avals, aliases, sources)
+        flat_body = _over_flat_refs(body, in_tree, out_tree, out_type)
+        found = (tracer or traced_for_gpu)(
+            flat_body, arrays, mesh, name, compiler_params, like_upstream
+        )
+        if not found[1]:
+            kept.add_trace(key, (seen, *found))
         if debug:
-            print(f"kernel {name}:\n{traced.jaxpr}")
-    compiler_params = _for_target(compiler_params, needed)
-    given += traced.captured
-    updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
+            print(f"kernel {name}:\n{found[0].jaxpr}")
+    params, around = found
+    params = dataclasses.replace(params, interpret=interpret)
+    given += around
+    updated = {j: given[i] for i, j in params.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
-    result_avals = (*out_avals, *map(mutable.contents, updated.values()))
-    if 0 in mesh.grid or (result_avals and not any(x.size for x in result_avals)):
+    results = params.out_avals
+    if 0 in params.mesh.grid or (results and not any(x.size for x in results)):
         # CUDA refuses an empty grid, and there is nothing to compute without elements.
         # Mistakes of the body do not depend on either.
         return _zeros(out_avals, out_tree)
-    params = call.CallParams(
-        jaxpr=traced.jaxpr,
-        mesh=mesh,
-        batch=(),
-        out_avals=result_avals,
-        compiler_params=compiler_params,
-        interpret=interpret,
-        name=name,
-        aliases=traced.aliases,
-        enclosing=traced.enclosing,
-        devices=traced.devices,
-        not_ahead=traced.not_ahead,
-    )
-    if not (written or traced.captured or compiler_params.profile_space):
+    if not (written or around or params.compiler_params.profile_space):
         kept.add_launch(args, params, seen, out_tree)
-    operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
-    results = profiling.bind(params, operands)
-    mutable.update([(ref, results[j]) for j, ref in updated.items()], name)
-    return jax.tree.unflatten(out_tree, results[: len(out_avals)])
+    operands = _jax.vary_alike([*flat, *trace.lifted_operands(around)])
+    made = profiling.bind(params, operands)
+    mutable.update([(ref, made[j]) for j, ref in updated.items()], name)
+    return jax.tree.unflatten(out_tree, made[: len(out_avals)])
 
 
-def _trace_for_target(
-    traced: Callable[[], trace.TracedBody], declared: str | None
-) -> tuple[trace.TracedBody, str | None]:
-    """Traces a body for its target; returns the trace and the name of the target.
+def traced_for_gpu(
+    body: Callable[..., None],
+    arrays: trace.Arrays,
+    mesh: types.Mesh,
+    name: str,
+    params: types.CompilerParams,
+    like_upstream: bool,
+    require: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
+) -> trace.Traced:
+    """Traces a body for the target that it is compiled for, and checks resources.
 
-    A body that needs what the default target lacks is for the first target that has it.
-    The name is None for a body that any GPU may run.
+    Without a target in the parameters or around the call, the default one is assumed
+    first: a body that needs features of others is traced again for the first that has
+    them, and its launch gets that as its target.
+
+    Args:
+      require: gets the trace, and its references to the results.
     """
-    target = assumed_target.target_of(declared)
-    with assumed_target.tracing_for(target):
-        result = traced()
-    if declared is not None or assumed_target.assumed_target() is not None:
-        return result, declared
-    needs = check.features(result.jaxpr)
-    fits = [x for x in arch.TARGETS.values() if needs <= x.features]
-    if target in fits or not fits:
-        return result, None
-    with assumed_target.tracing_for(fits[0]):
-        return traced(), fits[0].name
 
+    def traced(target: arch.GpuTarget) -> trace.Traced:
+        with assumed_target.tracing_for(target):
+            return trace.trace_body(body, arrays, mesh, name, params, like_upstream)
 
-def _for_target(params: types.CompilerParams, name: str | None) -> types.CompilerParams:
+    target, needed = assumed_target.target_of(params.target), params.target
+    made, around = traced(target)
+    if needed is None and assumed_target.assumed_target() is None:
+        features = equations.features(made.jaxpr)
+        fits = [x for x in arch.TARGETS.values() if features <= x.features]
+        if fits and target not in fits:
+            target, needed = fits[0], fits[0].name
+            made, around = traced(target)
+    n_in = made.num_inputs
+    require(made.jaxpr, made.jaxpr.invars[n_in : n_in + arrays.declared])
     checks = params.debug_checks or _jax.enable_debug_checks.value
-    if (params.target, params.debug_checks) == (name, checks):
-        return params
-    return dataclasses.replace(params, target=name, debug_checks=checks)
+    params = dataclasses.replace(params, target=needed, debug_checks=checks)
+    made = dataclasses.replace(made, compiler_params=params)
+    with scope.locating(body):
+        _require_resources(made, target)
+    return made, around
 
 
 def _zeros(avals: Sequence[Any], tree: Any) -> Any:
@@ -401,29 +392,13 @@ def _position(x: Any, among: Sequence[Any]) -> int:
     return next(i for i, y in enumerate(among) if y is x)
 
 
-def _require_resources(
-    traced: trace.TracedBody,
-    mesh: types.Mesh,
-    compiler_params: types.CompilerParams,
-    name: str,
-    body: Callable[..., None],
-) -> None:
+def _require_resources(params: call.CallParams, target: arch.GpuTarget) -> None:
     """Refuses kernels that exceed the target's resources, also in the emulator."""
-    target = assumed_target.target_of(compiler_params.target)
-    with scope.locating(body):
-        _require_cluster(mesh, target, name)
-        check.require_features(traced.jaxpr, target)
-        if compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
-            check.require_transforms(traced.jaxpr)
-        resources.plan(
-            expand.expanded_body(
-                traced.jaxpr, mesh, target, compiler_params.lowering_semantics
-            ),
-            target,
-            name,
-            compiler_params.reduction_scratch_bytes,
-            mesh.warpgroups,
-        )
+    _require_cluster(params.mesh, target, params.name)
+    equations.require_features(params.jaxpr, target)
+    if params.compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
+        references.require_transforms(params.jaxpr)
+    expand.planned(params, target)
 
 
 def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> None:

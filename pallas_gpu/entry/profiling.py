@@ -55,7 +55,9 @@ def bind(params: call.CallParams, operands: Sequence[Any]) -> list[Any]:
     """Binds the kernel primitive, of a profiled kernel if someone asks for that."""
     options, request = params.compiler_params, REQUESTED.value
     # A check of a kernel runs it as it is.
-    if isinstance(params.interpret, Observed):
+    if isinstance(params.interpret, Observed) or not isinstance(
+        params.mesh, types.Mesh
+    ):
         request = None
     elif request is None and options.profile_space:
         request = Request(
@@ -76,7 +78,7 @@ def _bind_profiled(
     mesh, n_in, n_out = params.mesh, params.num_inputs, len(params.out_avals)
     shape = (mesh.blocks, recording.traces(mesh.warpgroups), recording.words)
     aval = _jax.ShapedArray(shape, jnp.dtype(jnp.uint32))
-    ref = trace.gmem_ref(shape, aval.dtype)
+    ref = trace.gmem(aval)
     jaxpr, names = marked(params.jaxpr, n_in, ref, recording, request.waits)
     interpret = params.interpret
     if isinstance(interpret, types.InterpretParams):

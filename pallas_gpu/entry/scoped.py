@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ import jax
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
-from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 from pallas_gpu.program.rewrite import bound_body
 
@@ -54,8 +54,7 @@ def run_scoped[T](
     Example:
       >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
     """
-    names = parameter_names(f, types, kw_types)
-    return scoped(f, types, kw_types, collective_axes, names)
+    return called(f, (), types, kw_types, collective_axes)
 
 
 @expect.arguments()
@@ -91,14 +90,7 @@ def with_scoped(
 
         @functools.wraps(f)
         def call(*args: Any) -> Any:
-            names = parameter_names(f, (*args, *types), kw_types)
-            return scoped(
-                functools.partial(f, *args),
-                types,
-                kw_types,
-                collective_axes,
-                names[len(jax.tree.leaves(args)) :],
-            )
+            return called(f, args, types, kw_types, collective_axes)
 
         return call
 
@@ -147,17 +139,35 @@ def get_global(what: Any) -> Any:
     return ref
 
 
+def called(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    types: Sequence[Any],
+    named: dict[str, Any],
+    axes: str | Sequence[str] = (),
+    who: str | None = None,
+) -> Any:
+    """`scoped` of an author's function, which gets other arguments first.
+
+    Args:
+      who: the caller, for messages; None: `run_scoped`.
+    """
+    names = parameter_names(f, (*args, *types), named)[len(jax.tree.leaves(args)) :]
+    call = f if who is None else functools.partial(scope.call, who, f)
+    return scoped(functools.partial(call, *args), types, named, axes, names)
+
+
 def scoped(
     f: Callable[..., Any],
     scratch_types: Sequence[Any],
-    named_scratch_types: dict[str, Any],
-    collective_axes: str | Sequence[str],
-    names: Sequence[str],
+    named: dict[str, Any] | None = None,
+    axes: str | Sequence[str] = (),
+    names: Sequence[str] | None = None,
 ) -> Any:
     """`run_scoped` with a name for each declaration, for messages."""
     mesh = scope.current_mesh("run_scoped")
-    axes = expect.names(collective_axes, "run_scoped: collective_axes")
-    declared = (tuple(scratch_types), named_scratch_types)
+    axes = expect.names(axes, "run_scoped: collective_axes")
+    declared = (tuple(scratch_types), named or {})
     leaves = jax.tree.leaves(declared, is_leaf=is_declaration)
     for leaf in leaves:
         require_declaration(leaf)
@@ -175,56 +185,34 @@ def of_warpgroup(f: Callable[..., Any], *arrays: types.ScratchType) -> Any:
     Each warpgroup of the block has memory of its own, so nothing orders when they
     enter.
     """
-    return _bind(f, (arrays, {}), _fresh_refs(arrays), (), [""] * len(arrays))
+    return _bind(f, (arrays, {}), _fresh_refs(arrays))
+
+
+def _fresh_refs(leaves: Sequence[Any]) -> list[Any]:
+    return [ref for i, leaf in enumerate(leaves) for ref in leaf.to_refs(i)]
 
 
 def _bind(
     f: Callable[..., Any],
     declared: tuple[Sequence[Any], dict[str, Any]],
     refs: Sequence[Any],
-    axes: tuple[str, ...],
-    names: Sequence[str],
+    axes: tuple[str, ...] = (),
+    names: Sequence[str] | None = None,
 ) -> Any:
     leaves, tree = jax.tree.flatten(declared, is_leaf=is_declaration)
-    names = _names(leaves, names)
+    pairs = zip(leaves, names or [""] * len(leaves), strict=True)
+    each = [name and name + path for leaf, name in pairs for path in leaf.paths()]
 
     def body(*flat):
-        positional, named = jax.tree.unflatten(tree, _bound(leaves, flat))
+        rest = iter(flat)
+        bound = [leaf.bound([next(rest) for _ in leaf.paths()]) for leaf in leaves]
+        positional, named = jax.tree.unflatten(tree, bound)
         return scope.call("run_scoped", f, *positional, **named)
 
     closed, out_tree = _jax.trace(body, refs)
     _require_values(closed.jaxpr.outvars)
-    params = {"collective_axes": axes, "names": tuple(names)}
+    params = {"collective_axes": axes, "names": tuple(each)}
     return bound_body(run_scoped_p, closed, out_tree, **params)
-
-
-def _fresh_refs(leaves: Sequence[Any]) -> list[Any]:
-    """Returns the references of a scope: one for each array, barrier, accumulator."""
-    refs: list[Any] = []
-    for number, leaf in enumerate(leaves):
-        is_union = isinstance(leaf, types.RefUnion)
-        refs += leaf.to_refs(number) if is_union else [leaf.to_ref()]
-    return refs
-
-
-def _names(leaves: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Returns a name for each reference of a scope; a union's name has paths behind."""
-    found: list[str] = []
-    for leaf, name in zip(leaves, names, strict=True):
-        paths = leaf.paths() if isinstance(leaf, types.RefUnion) else [""]
-        found += [name and name + path for path in paths]
-    return found
-
-
-def _bound(leaves: Sequence[Any], refs: Sequence[Any]) -> list[Any]:
-    """Returns what the function gets for each declaration."""
-    rest = iter(refs)
-    return [
-        leaf.bound([next(rest) for _ in leaf.paths()])
-        if isinstance(leaf, types.RefUnion)
-        else next(rest)
-        for leaf in leaves
-    ]
 
 
 def _require_values(outvars: Sequence[Any]) -> None:
@@ -292,3 +280,42 @@ def require_declaration(declaration: Any) -> None:
             if hasattr(declaration, "to_ref")
             else "declare an array with plgpu.SMEM(shape, dtype)",
         )
+
+
+# --- the names by which an author's function knows its references ---------------------
+
+
+def parameter_names(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[str]:
+    """Returns a name for each leaf of `(args, kwargs)` in a call `f(*args, **kwargs)`.
+
+    A leaf in a pytree has the parameter's name and its path: `buffers[0]`. The name is
+    empty for an argument that the signature does not admit; the call reports that.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        (tuple(args), kwargs), is_leaf=lambda x: hasattr(x, "to_ref")
+    )
+    positional, rest = _positional(f)
+    names = []
+    for (kind, key, *path), _ in leaves:
+        if kind.idx == 1:
+            name = str(key.key)
+        elif key.idx < len(positional):
+            name = positional[key.idx]
+        else:
+            name = f"{rest}[{key.idx - len(positional)}]" if rest else ""
+        names.append(name + jax.tree_util.keystr(tuple(path)) if name else "")
+    return names
+
+
+def _positional(f: Callable[..., Any]) -> tuple[list[str], str]:
+    """Returns the positional parameters, and the name of `*args` or an empty one."""
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        return [], ""
+    kinds = inspect.Parameter
+    named = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    rest = [p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL]
+    return [p.name for p in parameters if p.kind in named], "".join(rest)

@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.checks import equations, mbarrier, references
 from pallas_gpu.entry import (
     call,
-    check,
     jax_errors,
     mutable,
     plain,
     scope,
 )
 from pallas_gpu.primitives.grids.griddepcontrol import check_dependencies
-from pallas_gpu.program.bodies import equations, line_of_use
+from pallas_gpu.program import bodies
+from pallas_gpu.program.bodies import line_of_use
 from pallas_gpu.program.rewrite import Retrace
 from pallas_gpu.program.walk import walk
 
@@ -31,67 +32,41 @@ from pallas_gpu.program.walk import walk
 _MAX_ELEMENTS = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedBody:
-    """A body as a jaxpr over GMEM references: inputs, captured values, outputs.
-
-    Attributes:
-      jaxpr: without consts and results.
-      captured: values that the body closes over. Each became an input: a scalar one of
-        shape (1,), an array itself, a `jax.Ref` one of its contents.
-      aliases: pairs (input, output) that are one array.
-      enclosing: axes around the call that the body names. The positions on them are the
-        last of the captured values.
-      devices: the mesh of devices around the call, if the body accesses the memory of
-        others.
-      not_ahead: lines of loads that a loop does not copy ahead, and why.
-    """
-
-    jaxpr: _jax.Jaxpr
-    captured: tuple[Any, ...]
-    aliases: tuple[tuple[int, int], ...]
-    enclosing: tuple[call.EnclosingAxis, ...]
-    devices: types.Devices | None
-    not_ahead: tuple[tuple[str, str], ...]
+# A call, whose `interpret` is not known yet, and its inputs behind the arguments.
+Traced = tuple[call.CallParams, tuple[Any, ...]]
 
 
-def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
+def gmem(aval: Any) -> types.KernelRef:
     """Returns a fresh reference to an array in GMEM."""
-    return types.KernelRef(jax.core.ShapedArray(tuple(shape), dtype), types.GMEM)
+    return types.KernelRef(_jax.ShapedArray(tuple(aval.shape), aval.dtype), types.GMEM)
+
+
+_RETURNED = "store results to the output references: out_ref[...] = value"
 
 
 @scope.without_collections()
 def trace_body(
     body: Callable[..., Any],
-    in_avals: Sequence[Any],
-    out_avals: Sequence[Any],
+    arrays: Arrays,
     mesh: types.Mesh,
     name: str,
-    aliases: Sequence[tuple[int, int]] = (),
-    sources: Sequence[Any] = (),
+    params: types.CompilerParams = types.CompilerParams(),  # noqa: B008
     writes_inputs: bool = False,
-    num_stages: int | None = None,
-) -> TracedBody:
+) -> Traced:
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
-    Args:
-      in_avals, out_avals: types of the arrays.
-      aliases: pairs (input, output) that are one array; the body gets its reference
-        for both.
-      sources: for each input the `jax.Ref` whose contents it is, if any. A reference
-        that the body writes becomes one more output, in the order of the inputs.
-      writes_inputs: whether the body may store to inputs.
-      num_stages: of its loops: see `CompilerParams`.
+    Returns:
+      The call; the values that the body closes over and the positions around the call,
+      which are inputs too: a scalar is one of shape (1,), an array itself, a `jax.Ref`
+      one of its contents.
     """
     with scope.tracing(mesh), scope.locating(body):
-        check.require_element_types((*in_avals, *out_avals))
-        check.require_indexable((*in_avals, *out_avals))
-        arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
-        with jax_errors.typed(mesh):
-            bound = arrays.bound(body, f"kernel {name}")
-            closed, _ = _jax.trace(bound, arrays.refs(), mesh.axes)
-            scope.require_applied()
-            closed, notes = plain.plain(closed, mesh, num_stages)
+        equations.require_element_types(arrays.avals)
+        equations.require_indexable(arrays.avals)
+        who = f"kernel {name}"
+        closed, notes = arrays.traced(
+            body, mesh, who, gmem, _RETURNED, params.num_stages
+        )
         captured = _captured(closed, name)
         devices = _devices(closed.jaxpr, mesh)
         around = _enclosing_axes(closed.jaxpr, mesh, devices)
@@ -102,23 +77,28 @@ def trace_body(
             call.EnclosingAxis(axis, size, n_before + i)
             for i, (axis, size) in enumerate(around.items())
         )
-        check.check_jaxpr(closed.jaxpr, mesh)
+        equations.check_jaxpr(closed.jaxpr, mesh)
         if not writes_inputs:
-            check.check_inputs(closed.jaxpr, len(arrays.inputs))
-        check.check_waits(closed.jaxpr)
+            references.check_inputs(closed.jaxpr, len(arrays.inputs))
+        mbarrier.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
-    values = (*captured, *positions)
-    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices, notes)
+    made = arrays.call(closed.jaxpr, mesh, name, params)
+    made = dataclasses.replace(
+        made, enclosing=enclosing, devices=devices, not_ahead=notes
+    )
+    return made, (*captured, *positions)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Arrays:
+class Arrays:
     """The arrays of a body that is being traced.
 
     Attributes:
-      inputs, outputs: their types. The outputs end with one for each `jax.Ref`.
+      inputs, outputs: their types. The outputs end with one for each `jax.Ref`, in the
+        order of the inputs.
       declared: number of outputs without these.
-      aliases: pairs (input, output) that are one array, those of `jax.Ref` last.
+      aliases: pairs (input, output) that are one array, those of `jax.Ref` last; the
+        body gets its reference for both.
       sources: for each input the `jax.Ref` whose contents it is, else None.
     """
 
@@ -133,27 +113,36 @@ class _Arrays:
         cls,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        aliases: Sequence[tuple[int, int]],
-        sources: Sequence[Any],
-    ) -> _Arrays:
+        aliases: Sequence[tuple[int, int]] = (),
+        sources: Sequence[Any] = (),
+    ) -> Arrays:
         arrays = cls((), tuple(outputs), len(outputs), tuple(aliases), ())
         sources = sources or [None] * len(inputs)
         for aval, source in zip(inputs, sources, strict=True):
             arrays = arrays.with_input(aval, source)
         return arrays
 
-    def with_input(self, aval: Any, source: Any = None) -> _Arrays:
+    def with_input(self, aval: Any, source: Any = None) -> Arrays:
         """Returns the arrays and another one, the contents of `source` if given."""
         inputs, sources = (*self.inputs, aval), (*self.sources, source)
         outputs, aliases = self.outputs, self.aliases
         if source is not None and not any(source is x for x in self.sources):
             outputs = (*outputs, aval)
             aliases = (*aliases, (len(self.inputs), len(self.outputs)))
-        return _Arrays(inputs, outputs, self.declared, aliases, sources)
+        return Arrays(inputs, outputs, self.declared, aliases, sources)
 
-    def refs(self) -> list[types.KernelRef]:
-        """Returns fresh references: inputs, then outputs."""
-        return [gmem_ref(a.shape, a.dtype) for a in (*self.inputs, *self.outputs)]
+    @property
+    def avals(self) -> tuple[Any, ...]:
+        """The types of the inputs, then those of the outputs."""
+        return (*self.inputs, *self.outputs)
+
+    def call(
+        self, jaxpr: _jax.Jaxpr, mesh: Any, name: str, params: Any
+    ) -> call.CallParams:
+        """Returns a call of a body over references to these arrays."""
+        return call.CallParams(
+            jaxpr, mesh, (), self.outputs, params, None, name, self.aliases
+        )
 
     def split(self, refs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the references of inputs and outputs, one for what is one array."""
@@ -167,31 +156,43 @@ class _Arrays:
                 inputs[i] = inputs[first]
         return inputs, outputs
 
-    def bound(self, body: Callable[..., Any], who: str) -> Callable[..., Any]:
-        """Returns a function of all references that calls the body."""
+    def traced(
+        self,
+        body: Callable[..., Any],
+        mesh: Any,
+        who: str,
+        ref: Callable[[Any], Any],
+        returned: str,
+        num_stages: int | None,
+    ) -> tuple[_jax.ClosedJaxpr, tuple[tuple[str, str], ...]]:
+        """Returns a body over references to all arrays, and what `plain` notes.
+
+        Args:
+          body: `body(*input_refs, *output_refs)`.
+          mesh: the kernel's.
+          who: the kernel, for messages.
+          ref: returns a fresh reference to an array of a type.
+          returned: what to do with results in place of returning them.
+          num_stages: of its loops: see `CompilerParams`.
+        """
 
         @functools.wraps(body)
         def flat(*refs: Any) -> None:
             inputs, outputs = self.split(refs)
             result = body(*inputs, *outputs[: self.declared])
-            hint = "store results to the output references: out_ref[...] = value"
-            scope.require_none(who, body, result, hint)
+            scope.require_none(who, body, result, returned)
 
-        return flat
+        with jax_errors.typed(mesh):
+            closed, _ = _jax.trace(flat, [*map(ref, self.avals)], mesh.axes)
+            scope.require_applied()
+            return plain.plain(closed, mesh, num_stages)
 
 
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
     """Returns the scalars, small arrays and references that a body closes over."""
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-        if isinstance(var.aval, types.refs.IndexableRef):
-            raise errors.KernelError(
-                f"kernel {name}: a reference is used outside its scope",
-                expected="references that the kernel or run_scoped passes to its body",
-                got=types.describe(var.aval),
-                hint="use it in the function that gets it, or declare it in "
-                "scratch_types (pallas_call: scratch_shapes)",
-                where=line_of_use(closed.jaxpr, var),
-            )
+        declared = "scratch_types (pallas_call: scratch_shapes)"
+        refuse_reference(var, closed.jaxpr, name, declared)
         made_at = _jax.escaped_from(value)
         if made_at is not None:
             raise jax_errors.escaped_value(
@@ -207,6 +208,18 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 where=line_of_use(closed.jaxpr, var),
             )
     return list(closed.consts)
+
+
+def refuse_reference(var: Any, jaxpr: _jax.Jaxpr, name: str, declared: str) -> None:
+    """Raises KernelError for a reference of a scope that a body closes over."""
+    if isinstance(var.aval, types.refs.IndexableRef):
+        raise errors.KernelError(
+            f"kernel {name}: a reference is used outside its scope",
+            expected="references that the kernel or run_scoped passes to its body",
+            got=types.describe(var.aval),
+            hint=f"use it in the function that gets it, or declare it in {declared}",
+            where=line_of_use(jaxpr, var),
+        )
 
 
 def _devices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> types.Devices | None:
@@ -236,7 +249,7 @@ def _enclosing_axes(
     own += [] if devices is None else devices.names
     named = (
         eqn.params["axis_name"]
-        for eqn in equations(jaxpr)
+        for eqn in bodies.equations(jaxpr)
         if eqn.primitive is jax.lax.axis_index_p
     )
     return {axis: known[axis] for axis in named if axis in known and axis not in own}
@@ -244,11 +257,11 @@ def _enclosing_axes(
 
 def _arranged(
     closed: _jax.ClosedJaxpr,
-    arrays: _Arrays,
+    arrays: Arrays,
     captured: Sequence[Any],
     positions: Sequence[Any],
     mesh: types.Mesh,
-) -> tuple[_jax.ClosedJaxpr, _Arrays]:
+) -> tuple[_jax.ClosedJaxpr, Arrays]:
     """Makes inputs of what a body closes over, and of positions around the call.
 
     The body reads values from their inputs; that of a scalar has shape (1,). Of the
@@ -262,7 +275,7 @@ def _arranged(
         return closed, arrays
     own = zip([*jaxpr.invars[n_in + declared :], *jaxpr.constvars], [*refs, *captured],
               strict=True)  # fmt: skip
-    written = check.written(jaxpr)
+    written = references.written(jaxpr)
     kept = {id(source) for var, source in own if var in written}
     if not captured and not positions and all(id(ref) in kept for ref in refs):
         return closed, arrays
@@ -270,7 +283,7 @@ def _arranged(
     def source_of(x: Any) -> Any:
         return x if id(x) in kept else None
 
-    new = _Arrays.of(
+    new = Arrays.of(
         arrays.inputs,
         arrays.outputs[:declared],
         arrays.aliases[: len(arrays.aliases) - len(updated)],
@@ -293,7 +306,7 @@ def _arranged(
         # A `jax.Ref` is a reference in GMEM here, also in loops and branches.
         Retrace().run(jaxpr, [*inputs[:n_in], *outputs], consts)
 
-    return _jax.trace(again, new.refs(), mesh.axes)[0], new
+    return _jax.trace(again, [*map(gmem, new.avals)], mesh.axes)[0], new
 
 
 def _is_ref(var: Any) -> bool:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
-from pallas_gpu.entry.memory import warp_arrays
+from pallas_gpu.entry.scoped import of_warpgroup
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
-from pallas_gpu.program.rewrite import bound_body
+from pallas_gpu.program.rewrite import Deferred, Retrace, bound_body, settled
 
 # Such a kernel in messages.
 OVER_WARPS = "a kernel over a WarpMesh"
@@ -104,9 +105,98 @@ def bind(body: Callable[[jax.Array], Any], axis_name: str | None) -> None:
     axes = [] if axis_name is None else [(axis_name, WARPS)]
     with scope.one_warp():
         closed, tree = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)], axes)
-    arrays = warp_arrays.travel(closed.consts)
-    if arrays:
-        again = functools.partial(bind, axis_name=axis_name)
-        warp_arrays.through_smem(closed, arrays, again)
+    arrays = [i for i, const in enumerate(closed.consts) if _is_array(const)]
+    if arrays and not scope.in_warp():
+        _through_smem(closed, arrays, functools.partial(bind, axis_name=axis_name))
     else:
         bound_body(warp_map_p, closed, tree, axis_name=axis_name)
+
+
+# --- arrays of the warpgroup in its warps ---------------------------------------------
+# The warpgroup stores them to memory of a scope around the region, before the barrier
+# with which the region begins; each warpgroup of a block has such memory of its own. A
+# warp loads what it uses: a slice that its function takes from such an array, or the
+# whole array where the function needs it whole.
+
+
+def _is_array(const: Any) -> bool:
+    aval = jax.typeof(const)
+    if isinstance(aval, _jax.AbstractRef) or not getattr(aval, "shape", ()):
+        return False
+    return aval.size > 0 and aval.dtype in types.elements.KINDS
+
+
+def _through_smem(
+    closed: _jax.ClosedJaxpr,
+    arrays: Sequence[int],
+    bind: Callable[[Callable[[jax.Array], None]], None],
+) -> None:
+    """Binds a region in a scope with the arrays at some positions of its constants."""
+    values = [closed.consts[i] for i in arrays]
+
+    def within(*tiles: Any) -> None:
+        for tile, value in zip(tiles, values, strict=True):
+            tile[...] = value
+        consts = list(closed.consts)
+        for i, tile in zip(arrays, tiles, strict=True):
+            consts[i] = _InSmem(tile)
+
+        def region(warp_id: jax.Array) -> None:
+            _Region().run(closed.jaxpr, [warp_id], consts)
+
+        bind(region)
+
+    avals = [jax.typeof(value) for value in values]
+    of_warpgroup(within, *(types.SMEM(aval.shape, aval.dtype) for aval in avals))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _InSmem(Deferred):
+    """A captured array, which a warp loads once if something needs it whole."""
+
+    tile: Any
+
+    @functools.cached_property
+    def _loaded(self) -> jax.Array:
+        return self.tile[...]
+
+    def array(self) -> jax.Array:
+        return self._loaded
+
+
+class _Region(Retrace):
+    """A region in which a slice of a captured array is loaded from SMEM."""
+
+    def results(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
+        if not operands or not isinstance(operands[0], _InSmem) or not _is_slice(eqn):
+            return None
+        tile, starts = operands[0].tile, operands[1:]
+        return [tile[_part(eqn, tile.shape, settled(starts))]]
+
+
+def _is_slice(eqn: _jax.JaxprEqn) -> bool:
+    if eqn.primitive.name == "slice":
+        return not any(n != 1 for n in eqn.params["strides"] or ())
+    return eqn.primitive.name == "dynamic_slice"
+
+
+def _part(
+    eqn: _jax.JaxprEqn, shape: Sequence[int], starts: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Returns the indices of the part of an array that a slice of it is."""
+    if eqn.primitive.name == "slice":
+        pairs = zip(
+            eqn.params["start_indices"], eqn.params["limit_indices"], strict=True
+        )
+        return tuple(_jax.Slice(low, high - low, 1) for low, high in pairs)
+    return tuple(
+        _jax.Slice(_clamped(start, n - size), size, 1)
+        for start, size, n in zip(starts, eqn.params["slice_sizes"], shape, strict=True)
+    )
+
+
+def _clamped(start: Any, last: int) -> Any:
+    """Returns where lax.dynamic_slice starts; a known start is a Python int."""
+    if _jax.is_tracer(start):
+        return jnp.clip(start, 0, last) if last else 0
+    return min(max(int(start), 0), last)

@@ -117,13 +117,16 @@ def _ring(model: Model, inside: Mapping[Site, Sequence[Site]]) -> Iterator[SlowF
     lost = max(model.estimate.seconds - better.seconds, 0.0)
     if iterations < FEW_ITERATIONS or not lost:
         return
+    used, most = model.build.plan.smem_bytes, model.target.smem_bytes_per_block
+    hint = f"{wanted} slots, by num_stages or max_concurrent_steps"
+    if used + (wanted - slots) * size > most:
+        hint += ", of smaller blocks: SMEM has no room for more of these"
     yield SlowFinding(
         BY_ID["unpipelined-loads" if slots < 2 else "short-ring"],
         f"a ring of {slots:g} slot{'s' * (slots > 1)}, of {size:,.0f} bytes each, does "
         "not hide the latency of memory",
-        f"{model.build.plan.smem_bytes:,} of {model.target.smem_bytes_per_block:,} "
-        "bytes of SMEM",
-        f"{wanted} slots: of smaller blocks, where SMEM has no room for them",
+        f"{used:,} of {most:,} bytes of SMEM",
+        hint,
         model.place(first),
         model.loops(first),
         lost,

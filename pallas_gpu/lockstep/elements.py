@@ -289,6 +289,14 @@ def _fma(program: Program, op: ir.Operation) -> Step:
     return _function(program, op, fma)
 
 
+@runs("llvm.call")
+def _call(program: Program, op: ir.Operation) -> Step:
+    name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+    if name not in ("__nv_fmodf", "__nv_fmod"):
+        raise NotModelled(f"llvm.call {name}")
+    return _function(program, op, np.fmod)
+
+
 # --- intrinsics -----------------------------------------------------------------------
 
 

@@ -12,15 +12,14 @@ from typing import Any
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import arch, resources, types
+from pallas_gpu.checks import equations
 from pallas_gpu.emitters import gmem, mbarrier, smem
 from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes
 from pallas_gpu.emitters.tensor_cores import tmem
-from pallas_gpu.entry import check, expand
+from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.entry.memory import fences
-from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import inference, pressure, workspace
@@ -34,6 +33,8 @@ from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.passes import contiguous, undefined
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.traits import multicasts, shares_smem
+from pallas_gpu.memory import fences
+from pallas_gpu.memory.sharing import inferred_members
 from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.program import indices, text
 from pallas_gpu.program.build import region_of
@@ -56,7 +57,7 @@ class Nvidia:
             "composites": lambda b: b.replace(
                 params=expand.expanded(b.params, b.target)
             ),
-            "fences": lambda b: b.replace(params=fences.with_fences(b.params)),
+            "fences": insert_fences,
             "ranges": lambda b: b.with_body(contiguous.with_ranges(b.params.jaxpr)),
             "layouts": infer_layouts,
             "host": lambda b: b.replace(
@@ -73,14 +74,8 @@ class Nvidia:
           TargetError: an operation needs a feature that the target does not have.
           OutOfResources: the kernel does not fit the target.
         """
-        check.require_features(params.jaxpr, target)
-        return resources.plan(
-            params.jaxpr,
-            target,
-            params.name,
-            params.compiler_params.reduction_scratch_bytes,
-            params.mesh.warpgroups,
-        )
+        equations.require_features(params.jaxpr, target)
+        return expand.planned(params, target)
 
     def launch(
         self, params: CallParams, target: arch.GpuTarget, plan: resources.Plan
@@ -181,6 +176,12 @@ def find_undefined(build: Build) -> Build:
     """Warns of results that the kernel leaves undefined."""
     undefined.warn(build.params)
     return build
+
+
+def insert_fences(build: Build) -> Build:
+    """Inserts fences between what threads do in SMEM and copies that overwrite it."""
+    p = build.params
+    return build.with_body(fences.with_fences(p.jaxpr, p.mesh, p.compiler_params))
 
 
 def infer_layouts(build: Build) -> Build:

@@ -149,9 +149,7 @@ class Build:
 
     def with_body(self, jaxpr: Any) -> Build:
         """Returns the build of the kernel with another body."""
-        if jaxpr is self.params.jaxpr:
-            return self
-        return self.replace(params=dataclasses.replace(self.params, jaxpr=jaxpr))
+        return self.replace(params=self.params.with_body(jaxpr))
 
 
 Pass = Callable[[Build], Build]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pallas_gpu import _jax, types
 from pallas_gpu.emitters import cluster
-from pallas_gpu.entry.memory import sharing
+from pallas_gpu.memory import sharing
 from pallas_gpu.primitives.cluster import async_store_smem_p
 from pallas_gpu.primitives.cp_async import cp_async_p
 from pallas_gpu.primitives.grids.scheduling import publish_p

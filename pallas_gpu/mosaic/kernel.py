@@ -321,9 +321,7 @@ class _Launch:
             given = [x for x in found if x is not None]
             self._code(len(refs), len(given))([*refs, *given])
 
-        names = [""] * len(jax.tree.leaves(self.scratch.declared))
-        axes = self.mesh.thread_name or ()
-        scoped(in_scope, self.scratch.declared, {}, axes, names)
+        scoped(in_scope, self.scratch.declared, axes=self.mesh.thread_name or ())
 
     def _code(self, arrays: int, given: int) -> inline.Code:
         """Returns the operation that emits the body."""

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import _jax, arch, errors, expect, types
-from pallas_gpu.entry import assumed_target, check, control, scope
+from pallas_gpu.checks.jax_operations import require_axis_name
+from pallas_gpu.entry import assumed_target, control, scope
 from pallas_gpu.entry.control import while_loop
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.loops import NDLoopInfo, unravel
@@ -231,7 +232,7 @@ def _check_axes(
 ) -> None:
     threads = () if thread_axis is None else (thread_axis,)
     for axis in (*grid_names, *threads, *cluster_axes):
-        check.require_axis_name(axis, mesh)
+        require_axis_name(axis, mesh)
     own_threads = () if mesh.thread_name is None else (mesh.thread_name,)
     for what, given, own in (
         ("grid_names", grid_names, mesh.grid_names),

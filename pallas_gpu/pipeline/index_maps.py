@@ -26,11 +26,16 @@ _INDEXED_WITH_A_TRACER = (
 
 
 def block_index(
-    spec: types.BlockSpec, arguments: Sequence[Any], rank: int, what: str
+    spec: Any,
+    arguments: Sequence[Any],
+    rank: int,
+    what: str,
+    names_rows: Callable[[Any], bool] = lambda entry: False,
 ) -> list[Any]:
     """Returns the result of a spec's index map, one index per dimension of the array.
 
-    Of a slice (`BoundedSlice`) it returns the start.
+    Of a slice (`BoundedSlice`) it returns the start. `names_rows` says of an entry of
+    the block's shape whether its index is returned as it is.
     """
     index_map = spec.index_map
     if spec.block_shape is None or index_map is None:
@@ -48,7 +53,9 @@ def block_index(
     with scope.locating(index_map):
         name = f"BlockSpec of {what}: an index of the index map"
         return [
-            values.index(_start_of_slice(i, entry, what), name)
+            i
+            if names_rows(entry)
+            else values.index(_start_of_slice(i, entry, what), name)
             for i, entry in zip(index, spec.block_shape, strict=True)
         ]
 

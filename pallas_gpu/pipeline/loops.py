@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, expect
-from pallas_gpu.entry import check, scope
+from pallas_gpu.checks.jax_operations import require_axis_name
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.control import counted_loop
 from pallas_gpu.primitives.registers import promised
 from pallas_gpu.types import values
@@ -147,7 +148,7 @@ def nd_loop(
         sizes = _tiled(sizes, tuple(tiling))
     mesh = scope.current_mesh("nd_loop")
     for axis in axes:
-        check.require_axis_name(axis, mesh)
+        require_axis_name(axis, mesh)
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, "nd_loop: the body")

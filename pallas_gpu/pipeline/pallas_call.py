@@ -216,7 +216,9 @@ class _Call:
             args,
             outs,
             aliases=pairs,
-            check=program.require_own_parts,
+            tracer=functools.partial(
+                kernel_lib.traced_for_gpu, require=program.require_own_parts
+            ),
         )
         if not program.grid.is_empty:
             return launch()

@@ -10,7 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.checks.stores import Stores
+from pallas_gpu.entry import scope
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.emit import check_depth
@@ -160,9 +161,7 @@ class Program:
         }
         if not shared or not self.grid.several:
             return
-        stores = check.results.certain_stores(
-            jaxpr, check.parts.Stores(jaxpr, shared, ())
-        )
+        stores = Stores(jaxpr, shared, ()).certain()
         found = next((x for x in stores if not x[2].window.dynamic), None)
         if found is None:
             return

@@ -11,7 +11,7 @@ import jax
 
 from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import mutable, scope
-from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.entry.scoped import parameter_names
 from pallas_gpu.pipeline.blocks import Stream, checked
 
 

@@ -16,7 +16,7 @@ import dataclasses
 import enum
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -86,6 +86,8 @@ class Operation:
       waits: whether its issuer goes on when others have done something; a profile has
         it as a span.
       feature: the feature that the target must have.
+      needs: yields what else an operation (`program.nodes.Op`) needs by its operands
+        and parameters: features, and who needs them.
       observable: whether the user may see it without any result of the kernel: it
         prints, or ends the program.
       opaque: whether its accesses are only what it may do: nobody knows what it does.
@@ -107,6 +109,7 @@ class Operation:
     releases: bool = False
     waits: bool = False
     feature: arch.Feature | None = None
+    needs: Callable[[Any], Iterator[tuple[arch.Feature, str]]] | None = None
     observable: bool = False
     opaque: bool = False
     machine: str = GPU
@@ -147,6 +150,13 @@ class Operation:
         """Names of the operands whose memory it reads or writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
+    def features(self, op: Any) -> Iterator[tuple[arch.Feature, str]]:
+        """Yields the features that the target must have, and who needs them."""
+        if self.feature is not None and not op.params.get("if_supported", False):
+            yield self.feature, self.name
+        if self.needs is not None:
+            yield from self.needs(op)
+
     @property
     def copies(self) -> bool:
         """Whether it copies a part of memory, `src`, to another one, `dst`."""
@@ -184,7 +194,7 @@ def define(
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: called, by_warp, reads, writes,
         clipped, remote, multicast, atomic, asynchronous, proxies, releases, waits,
-        feature, observable, opaque, machine.
+        feature, needs, observable, opaque, machine.
 
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.

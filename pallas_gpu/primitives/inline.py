@@ -260,10 +260,8 @@ def inline_mgpu(
         code = Code(emit, tuple(given), given_tree, tuple(made), made_tree, emulate)
 
         def call(*args: Any) -> Any:
-            try:
+            with errors.at(_jax.where_now):
                 return _called(code, args)
-            except errors.PallasGpuError as error:
-                raise error.with_location(_jax.where_now()) from None
 
         return call
 

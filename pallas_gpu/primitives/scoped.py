@@ -3,7 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from pallas_gpu import arch, types
 from pallas_gpu.primitives import _registry as registry
+
+
+def _needs(op: Any) -> Iterator[tuple[arch.Feature, str]]:
+    for aval in (ref.aval for ref in op.made):
+        space, barrier = aval.memory_space, getattr(aval, "barrier", None)
+        if space.feature is not None:
+            yield space.feature, f"scratch memory in {space.name}"
+        if isinstance(aval, types.AccumulatorRef):
+            yield arch.Feature.WGMMA, "an accumulator (ACC)"
+        if barrier is not None and barrier.orders_tensor_core:
+            yield arch.Feature.TCGEN05, "a barrier with orders_tensor_core"
+
 
 # The inputs of its `jaxpr` are the captured values, then one reference per allocation;
 # `names` are the author's, for messages.
@@ -11,6 +27,7 @@ run_scoped_p = registry.define(
     "run_scoped",
     "scoped",
     results=lambda *_, jaxpr, **__: [v.aval for v in jaxpr.outvars],
+    needs=_needs,
 )
 
 # Its result is a reference of the type `what`; each equation allocates its own memory.

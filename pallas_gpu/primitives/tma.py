@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -26,6 +26,12 @@ __all__ = [
     "wait_smem_to_gmem",
 ]
 
+
+def _needs_of_pairs(op: Any) -> Iterator[tuple[arch.Feature, str]]:
+    if op.params["leader_tracked"] is not None:
+        yield arch.Feature.TCGEN05, "a copy with leader_tracked"
+
+
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
     "tma",
@@ -36,6 +42,7 @@ copy_gmem_to_smem_p = registry.define(
     asynchronous=True,
     releases=True,
     feature=arch.Feature.TMA,
+    needs=_needs_of_pairs,
 )
 copy_smem_to_gmem_p = registry.define(
     "copy_smem_to_gmem",
@@ -51,7 +58,7 @@ copy_smem_to_gmem_p = registry.define(
 wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma", waits=True)
 commit_group_p = registry.define("commit_smem_to_gmem_group", "tma")
 commit_smem_p = registry.define("commit_smem", "tma")
-# Not public: `entry.memory.fences` inserts it.
+# Not public: `memory.fences` inserts it.
 fence_smem_p = registry.define("fence_smem", "tma")
 commit_gmem_p = registry.define("commit_gmem", "tma")
 

@@ -9,10 +9,12 @@ Analyses that look for more, or report on the way, derive from `Facts`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from pallas_gpu import _jax
+from pallas_gpu.layouts.window import Sum
 from pallas_gpu.primitives.indices import rules
 from pallas_gpu.primitives.indices.facts import (
     ANYTHING,
@@ -24,8 +26,17 @@ from pallas_gpu.primitives.indices.facts import (
     literal,
     unknown,
 )
+from pallas_gpu.program import indices
 from pallas_gpu.program.flow import Flow
-from pallas_gpu.program.nodes import Constant, Kind, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Kind,
+    Op,
+    Operand,
+    Region,
+    Value,
+)
 
 # What stands for the index of the warp in facts: `Axis.of`.
 WARP = "warp"
@@ -144,7 +155,7 @@ class Facts(Flow[Fact]):
         carry = op.regions[-1].inputs[i]
         if self._needed is not None and carry not in self._needed:
             return self.unknown(carry)
-        step = _step(op.regions[-1], i, j)
+        step = growth(op.regions[-1], i, j)
         entry = op.entries[-1][i]
         if step is None or entry is None:
             return None
@@ -195,6 +206,44 @@ class Facts(Flow[Fact]):
         return accesses or bool(op.equation.effects)
 
 
+class Starts:
+    """What is known of where windows of a program's accesses start.
+
+    Args:
+      region: the program.
+      axes: names and sizes of the axes of the grid.
+      accesses: those that are asked for; None: all.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        axes: Iterable[tuple[Any, int]],
+        accesses: Iterable[Access] | None = None,
+    ):
+        self._region, self._axes, self._accesses = region, axes, accesses
+
+    @functools.cached_property
+    def _facts(self) -> Facts:
+        needed = None
+        if self._accesses is not None:
+            starts = {start for access in self._accesses for start in access.starts()}
+            values = {x for x in starts if isinstance(x, Value)}
+            needed = indices.with_sources(self._region, values)
+        return facts_of(self._region, self._axes, needed)
+
+    def of(self, access: Access) -> list[Fact]:
+        """Returns the facts of the starts along all axes."""
+        return [self._sum(start) for start in access.window.starts]
+
+    def _sum(self, start: Any) -> Fact:
+        if isinstance(start, int):
+            return Fact.number(start)
+        terms = start if isinstance(start, Sum) else Sum(0, (start,))
+        facts = map(self._facts.of, terms.terms)
+        return functools.reduce(Fact.plus, facts, Fact.number(terms.constant))
+
+
 class _Recorded(Facts):
     """Facts of values that hold whenever they are computed.
 
@@ -225,7 +274,7 @@ def _length(op: Op) -> int | None:
     return op.params.get("length")
 
 
-def _step(body: Region, carry: int, result: int) -> int | None:
+def growth(body: Region, carry: int, result: int) -> int | None:
     """Returns by how much a carry grows in every iteration, if that is a constant."""
     before, end = body.inputs[carry], body.results[result]
     if end is before:

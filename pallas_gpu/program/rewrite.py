@@ -20,7 +20,7 @@ from jax import lax
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.registers.linear import WARPS
-from pallas_gpu.primitives._registry import KernelEffect
+from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.bodies import bodies, equations
 from pallas_gpu.program.build import CALLS
 
@@ -126,7 +126,7 @@ def _replaced(value: Any, new: Mapping[_jax.Jaxpr, _jax.Jaxpr]) -> Any:
 def _kernel_effects(parts: Any) -> frozenset[Any]:
     """The effects of our operations among those of equations or jaxprs."""
     found = {effect for part in parts for effect in part.effects}
-    return frozenset(e for e in found if isinstance(e, KernelEffect))
+    return frozenset(e for e in found if isinstance(e, registry.KernelEffect))
 
 
 def with_equations(
@@ -318,17 +318,17 @@ def values_of(atoms: Sequence[Any], known: Mapping[Any, Any]) -> list[Any]:
 @contextlib.contextmanager
 def at_line_of(eqn: _jax.JaxprEqn) -> Iterator[None]:
     """Gives what is traced, and errors, the source line of an equation."""
-    try:
-        with _jax.at_line_of(eqn):
-            yield
-    except errors.PallasGpuError as error:
-        error.with_location(_jax.where(eqn))
-        raise
+    with errors.at(lambda: _jax.where(eqn)), _jax.at_line_of(eqn):
+        yield
 
 
 def is_followed(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation is control flow, of which `Retrace` traces the bodies."""
-    return eqn.primitive.name in _CONTROL.keys() | CALLS.keys()
+    name = eqn.primitive.name
+    if _CONTROL.get(name) is _scope:
+        # JAX's Pallas has a `run_scoped` of its own, whose body has other operands.
+        return registry.operation(eqn.primitive) is not None
+    return name in _CONTROL.keys() | CALLS.keys()
 
 
 def _is_of_another_type(value: Any, aval: Any) -> bool:

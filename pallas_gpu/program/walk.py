@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,10 @@ class Site:
     @property
     def where(self) -> str | None:
         """The line of the operation, or of the innermost one around it that has one."""
+        return self.line()
+
+    def line(self) -> str | None:
+        """Returns the same, as a function."""
         lines = (site.op.where for site in (self, *reversed(self.enclosing)))
         return next((line for line in lines if line is not None), None)
 
@@ -72,6 +77,18 @@ def _walked(region: Region) -> tuple[Site, ...]:
 def uses(jaxpr: Any, *primitives: Any) -> bool:
     """Whether a kernel has an operation of one of the primitives."""
     return any(site.op.primitive in primitives for site in walk(jaxpr))
+
+
+def last_line(jaxpr: Any, ref: Operand | None = None) -> str | None:
+    """Returns the last line that uses a reference; that of a kernel without a use."""
+    sites = walk(jaxpr)[::-1]
+    used = (
+        site.where
+        for site in sites
+        if not site.op.regions and any(site.origin(x) is ref for x in site.op.inputs)
+    )
+    lines = itertools.chain(used, (site.where for site in sites))
+    return next((line for line in lines if line is not None), None)
 
 
 def _visit(region: Region, enclosing: tuple[Site, ...], outer: Origins) -> Iterator:

@@ -26,7 +26,7 @@ def attributes(params: CallParams) -> dict[str, Any]:
     found = {
         "skip_device_barrier": skip,
         "uses_xla_collective_metadata": True,
-        # `entry/memory/placement.py` refuses other meshes, and other orders.
+        # `entry/placement.py` refuses other meshes, and other orders.
         "xla_replica_ids": _listed(range(params.devices.size)),
     }
     symmetric = _symmetric(params)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call
-from pallas_gpu.entry.memory import placement, trial
+from pallas_gpu.entry import call, placement, trial
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import cupti, custom_call, devices, dumps, serialize
 from pallas_gpu.runtime import offline_compiler as offline

@@ -48,7 +48,7 @@ from pallas_gpu.entry.control import (
     when as when,
 )
 from pallas_gpu.entry.integers import cdiv as cdiv
-from pallas_gpu.entry.memory.empty import empty_ref_like as empty_ref_like
+from pallas_gpu.entry.empty import empty_ref_like as empty_ref_like
 from pallas_gpu.primitives.registers import multiple_of as multiple_of
 from pallas_gpu.primitives.sync.delay import delay as delay
 from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors, expect
@@ -226,7 +226,7 @@ class Autotuned:
         Raises:
           TuningError: no configuration can be used.
         """
-        with self._lock, _located():
+        with self._lock, errors.at(scope.called_at):
             key = self._key(args, named)
             if key not in self._chosen:
                 self._find(key, args, named, anew=False)
@@ -238,7 +238,7 @@ class Autotuned:
         Raises:
           TuningError: no configuration can be used.
         """
-        with self._lock, _located():
+        with self._lock, errors.at(scope.called_at):
             key = self._key(args, named)
             return self._find(key, args, named, anew=True)
 
@@ -293,16 +293,6 @@ class Autotuned:
             candidate.end(Outcome.LEFT_OUT, "no GPU to measure on")
         card = f"{register.attached_target().name}, not measured"
         return tuning.report_of(self._name, key, card, left[0], candidates, start)
-
-
-@contextlib.contextmanager
-def _located() -> Iterator[None]:
-    """Gives errors without a line of their own that of the user's call."""
-    try:
-        yield
-    except errors.PallasGpuError as error:
-        error.with_location(scope.called_at())
-        raise
 
 
 def _without_choice(name: str, key: str, config: Any) -> TuningReport:

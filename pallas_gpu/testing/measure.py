@@ -49,12 +49,10 @@ def measure(
             results.extend(function(*args, **kwargs) for _ in range(iterations))
             return results
 
-        try:
+        with errors.at(_jax.where_now):
             cupti.require_gpu()
             jax.block_until_ready(calling.call("measure", function, *args, **kwargs))
             times = _times(cupti.kernel_times(run), aggregate, iterations)
-        except errors.PallasGpuError as error:
-            raise error.with_location(_jax.where_now()) from None
         return results[0], times
 
     return measured

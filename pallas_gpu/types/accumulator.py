@@ -98,7 +98,7 @@ class ACC(Declaration):
 
 
 @dataclasses.dataclass(frozen=True)
-class AccumulatorInit:
+class AccumulatorInit(Declaration):
     """An accumulator and its initial value; made by `ACC.init`."""
 
     declaration: ACC

@@ -128,8 +128,9 @@ class CompilerParams:
         none. GMEM: the body accesses them there, as in Triton. None: SMEM.
       num_stages: of loops of the body with products of what they load from GMEM: the
         copies ahead of `plgpu.loop(..., num_stages=)`, of loads of 2 KiB or more, also
-        in `lax.fori_loop`; a loop that can not have them stays as it is, and
-        `plgpu.explain` says why. 1: none. None: two, where they leave an SM its blocks.
+        in `lax.fori_loop`, and in a `lax.scan` over a `jnp.arange`; a loop that can not
+        have them stays as it is, and `plgpu.explain` says why. 1: none. None: two,
+        where they leave an SM its blocks.
       persistent: `pallas_call` only: launch this many CTAs, with True one for each SM;
         CTA i of n has the positions i, i + n, i + 2n … of the parallel axes, one after
         another. With `num_threads` the copies for the next position start while the

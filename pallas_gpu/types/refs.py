@@ -306,11 +306,14 @@ def stored(value: Any, view: RefView, what: str = "a value that is stored") -> A
     if value.weak_type and jnp.result_type(dtype, value) == dtype:
         value = jax.lax.convert_element_type(value, dtype)
     if value.dtype != dtype:
+        hint = f"convert it with .astype(jnp.{dtype.name})"
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            hint += ', which needs jax.config.update("jax_enable_x64", True)'
         raise errors.DTypeError(
             "a value is stored into a reference of another element type",
             expected=describe(view),
             got=f"{value.dtype.name}{list(value.shape)}",
-            hint=f"convert it with .astype(jnp.{dtype.name})",
+            hint=hint,
         )
     if value.shape != shape and value.shape != ():
         raise errors.ShapeError(

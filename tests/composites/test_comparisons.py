@@ -20,3 +20,11 @@ def test_searchsorted_agrees_with_jax(method, rng):
         lambda t, v: jnp.searchsorted(t, v, method=method), jnp.int32, shape=(64,)
     )
     everywhere.check(make, [table, x], expected)
+
+
+def test_exponents_are_ordered_without_a_sign(rng):
+    table = np.exp2(np.sort(rng.integers(-127, 127, 33))).astype(jnp.float8_e8m0fnu)
+    x = np.exp2(rng.integers(-127, 127, 64)).astype(jnp.float8_e8m0fnu)
+    expected = np.searchsorted(table.astype(np.float64), x.astype(np.float64))
+    make = everywhere.elementwise(jnp.searchsorted, jnp.int32, shape=(64,))
+    everywhere.check(make, [table, x], expected)

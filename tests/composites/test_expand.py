@@ -12,6 +12,7 @@ from scipy import special
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.entry import expand
+from pallas_gpu.entry.call import CallParams
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.bodies import equations
 from tests.support import everywhere
@@ -20,10 +21,10 @@ from tests.support.refusal import refused
 TARGET = arch.target("sm_90a")
 
 
-def body_of(function, *args):
-    """The traced body of the only kernel that a function calls."""
+def params_of(function, *args):
+    """The parameters of the only kernel that a function calls."""
     (eqn,) = [e for e in jax.make_jaxpr(function)(*args).eqns if "mesh" in e.params]
-    return eqn.params["jaxpr"], eqn.params["mesh"]
+    return CallParams(**eqn.params)
 
 
 def kernel(body):
@@ -53,19 +54,17 @@ def test_a_body_without_composites_is_unchanged():
     def body(x_ref, o_ref):
         o_ref[...] = jnp.sin(x_ref[...])
 
-    jaxpr, mesh = body_of(kernel(body)(None), np.zeros((64, 128), np.float32))
-    semantics = plgpu.LoweringSemantics.Lane
-    assert expand.expanded_body(jaxpr, mesh, TARGET, semantics) is jaxpr
+    params = params_of(kernel(body)(None), np.zeros((64, 128), np.float32))
+    assert expand.expanded(params, TARGET) is params
 
 
 def test_an_expanded_body_has_no_composites():
-    jaxpr, mesh = body_of(kernel(in_a_loop)(None), np.zeros((64, 128), np.float32))
+    params = params_of(kernel(in_a_loop)(None), np.zeros((64, 128), np.float32))
     lowered = {p.name for p in registry.rules(registry.RuleKind.EMIT)}
-    semantics = plgpu.LoweringSemantics.Warpgroup
-    done = expand.expanded_body(jaxpr, mesh, TARGET, semantics)
-    assert set(names(jaxpr)) - lowered == {"bessel_i1e"}
+    done = expand.expanded(params, TARGET).jaxpr
+    assert set(names(params.jaxpr)) - lowered == {"bessel_i1e"}
     assert set(names(done)) <= lowered
-    assert expand.expanded_body(jaxpr, mesh, TARGET, semantics) is done
+    assert expand.expanded(params, TARGET).jaxpr is done
 
 
 @pytest.fixture

@@ -54,6 +54,33 @@ def test_matrices_of_a_stack_are_read_where_they_are(rng):
     assert loads(make, x, y) == 0
 
 
+def over_slices(x_gmem, y_gmem, o_ref):
+    def step(total, parts):
+        return total + jnp.dot(*parts, preferred_element_type=F32), None
+
+    start = jnp.zeros((64, 64), F32)
+    o_ref[...], _ = jax.lax.scan(step, start, (x_gmem[...], y_gmem[...]))
+
+
+def over_results(x_gmem, y_gmem, o_ref):
+    def scaled(_, y):
+        return None, 2 * y
+
+    def step(total, y):
+        return total + jnp.dot(x_gmem[1], y, preferred_element_type=F32), None
+
+    _, results = jax.lax.scan(scaled, None, y_gmem[...])
+    o_ref[...], _ = jax.lax.scan(step, jnp.zeros((64, 64), F32), results)
+
+
+@pytest.mark.parametrize("body", [over_slices, over_results])
+def test_what_a_scan_slices_is_fenced_before_a_product_reads_it(rng, body):
+    x, y = numbers(rng, 2, 64, 64), numbers(rng, 2, 64, 64)
+    wide = float64(x), float64(y)
+    expected = wide[0] @ wide[1] if body is over_slices else 2 * wide[0][1] @ wide[1]
+    check(kernel(body, (64, 64)), [x, y], expected.sum(0))
+
+
 def pipelined(x_gmem, y_gmem, o_ref):
     def step(_, x_ref, y_ref, acc):
         return acc + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=F32)

@@ -92,16 +92,6 @@ EQUIVALENT: dict[str, set[str]] = {
         for dtype in ("int32", "int8")
     },
     **{f"{name}-bool": _BOTH_NEGATED for name in ("xor", "eq", "ne")},
-    # Lockstep divides exactly, so that the quotient is never too small; and of the two
-    # corrections the second one undoes what the first one does in vain.
-    "rem-float32": {
-        "arith.constant#4 0.000000e+00 : f32 to 1.000000e+00 : f32",
-        *("math.trunc#0 math.floor", "math.trunc#0 math.roundeven"),
-        *("arith.mulf#0 arith.divf", "arith.cmpf#0 4 to 5", "arith.cmpf#0 4 to 11"),
-        *("arith.cmpf#1 3 to 2", "arith.cmpf#1 3 to 10", "arith.subf#0 arith.addf"),
-        # NaN stays NaN on either side.
-        *("arith.cmpf#3 4 to 5", "arith.cmpf#3 4 to 11"),
-    },
     # What is clamped is not negative.
     **{
         f"{src} to {dst}": {"arith.minsi#0 arith.minui"}

@@ -88,6 +88,7 @@ CALLS = {
     "arrays by name": lambda: plgpu.kernel(double, OUT)(X, p={"a": X}),  # HERE
     "complex numbers": lambda: plgpu.kernel(double, OUT)(X.astype("c8")),  # HERE
     "a key": lambda: plgpu.kernel(double, OUT)(jax.random.key(0)),  # HERE
+    "64 bits": lambda: plgpu.kernel(double, X.astype("f8"))(X),  # HERE
     "no out_type": lambda: plgpu.kernel(double, out_type=3),  # HERE
     "no out_shape": lambda: plgpu.kernel(double, out_shape=3),  # HERE
     "no out_shape of a pallas_call": lambda: plgpu.pallas_call(double, 3),  # HERE

@@ -12,7 +12,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.entry.scoped import parameter_names
 from tests.support import everywhere
 from tests.support.refusal import refused, refused_by
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.entry import check
+from pallas_gpu.checks import equations
 from tests.support.entry_kernels import f32, make, numbers
 from tests.support.refusal import refused, refused_by
 
@@ -47,7 +47,7 @@ def test_a_kernel_that_runs_anywhere_is_for_every_gpu():
 
 
 def test_a_body_may_use_all_that_a_target_has(monkeypatch):
-    monkeypatch.setattr(check, "features", lambda jaxpr: arch.SM_100A.features)
+    monkeypatch.setattr(equations, "features", lambda jaxpr: arch.SM_100A.features)
     assert (
         target_of(
             make(through_tmem, f32(*SHAPE), scratch_types=[TMEM]), numbers(*SHAPE)

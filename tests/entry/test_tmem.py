@@ -22,7 +22,7 @@ def test_a_scope_with_tmem_is_traced_with_its_declaration():
         plgpu.run_scoped(lambda tile: None, TILE)
 
     arg = f32(64, 128)
-    traced = trace.trace_body(body, [arg], [arg], types.Mesh(), "k")
+    traced, _ = trace.trace_body(body, trace.Arrays.of([arg], [arg]), types.Mesh(), "k")
     (scope,) = resources.scopes(traced.jaxpr)
     (var,) = resources.scope_refs(scope.eqn)
     assert var.aval == TILE.to_ref()

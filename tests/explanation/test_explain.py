@@ -126,6 +126,36 @@ def test_gathered_rows_count_as_what_is_copied():
     assert facts["occupancy"]["bytes_under_way"] <= 50_000 * kernel.ctas_per_sm
 
 
+@pytest.mark.parametrize("rows", [4, 40])
+def test_more_slots_are_asked_for_where_smem_has_room_for_them(rows):
+    def body(x, o):
+        @plgpu.loop(
+            0, 64, init_carry=jnp.zeros((rows, 1024)), num_stages=1 + (rows < 9)
+        )
+        def total(i, acc):
+            return acc + x[i]
+
+        o[plgpu.program_id(0)] = total
+
+    def copied(x, o, smem, full):
+        @plgpu.loop(0, 64)
+        def _(i):
+            plgpu.copy_gmem_to_smem(x.at[i], smem, full)
+            plgpu.barrier_wait(full)
+            o[i] = smem[...]
+
+    x = jax.ShapeDtypeStruct((64, rows, 1024), jnp.float32)
+    out = jax.ShapeDtypeStruct((128, rows, 1024), jnp.float32)
+    f = plgpu.pallas_call(body, out, grid=128)
+    if rows > 9:
+        scratch = [plgpu.SMEM((rows, 1024), jnp.float32), plgpu.Barrier()]
+        f = plgpu.kernel(copied, out_type=x, scratch_types=scratch)
+    (kernel,) = plgpu.explain(f)(x).kernels
+    (ring,) = [f for f in kernel.slow if "slots" in f.facts]
+    assert "3 slots" in ring.hint and "num_stages" in ring.hint
+    assert ("smaller blocks" in ring.hint) == (rows > 9)
+
+
 def test_what_indices_select_from_smem_is_not_called_slow():
     def body(x, rows, o, table):
         mine = plgpu.ds(plgpu.program_id(0) * 4096, 4096)

@@ -11,17 +11,19 @@ from tools.source_tree import ROOT, python_files
 # Lines with docstrings and blank ones; about 2 % more than there were when the budget
 # was set. The package is to shrink: to 93,000 lines.
 BUDGETS = {
-    "": 3300,
+    "": 3305,
     # arch/tpu.py: the chips of the second machine; Featured, what both say of features.
     "arch": 575,
     "bridge": 2720,
+    "checks": 1120,
     "composites": 2400,
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
-    "emulator": 14600,
+    "emulator": 14550,
     # What an eager call compares, so that it need not look into the body again.
-    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves.
+    # entry/plain: loops whose loads are copies ahead, those of JAX by themselves, also
+    # scans over progressions.
     # Keys that a body closes over; errors of vmap and addupdate.
-    "entry": 8285,
+    "entry": 6200,
     # plgpu.explain: the model, its findings, their report.
     "explanation": 1275,
     "layouts": 10230,
@@ -30,8 +32,10 @@ BUDGETS = {
     # With notes of what is emitted, which explain reads.
     "lowering": 11400,
     # Sorting networks as one operation; votes, matches and shuffles of lanes.
-    # Addresses of arrays that kernels keep; remainders of floats by long division.
-    "emitters": 15225,
+    # Addresses of arrays that kernels keep.
+    "emitters": 15180,
+    # Fences, what shares bytes, copies of instances, arrays that a launch adds.
+    "memory": 490,
     "mosaic": 5390,
     # With ops/collectives: 2,200 lines.
     # With small collectives, of elements that travel with flags; scales of blocks of
@@ -42,15 +46,16 @@ BUDGETS = {
     # Several tiles of a pallas_call in one CTA, and their order.
     "pipeline": 4220,
     # With what a dot_general asks for, which the emulator and the composites read;
-    # votes, matches and shuffles of lanes.
-    "primitives": 9450,
-    "program": 2600,
+    # votes, matches and shuffles of lanes; which features an operation needs.
+    "primitives": 9500,
+    # With passes/: random keys as words, values without elements.
+    "program": 3150,
     # With the loops and spills of machine code, and what is said of them; arrays that
     # kernels keep.
     "runtime": 2895,
     # The second machine: types, primitives, checks, emulator, lowering, kernels;
     # references that are printed, get_global, empty references, tilings of scratch.
-    "sparsecore": 10894,
+    "sparsecore": 10850,
     "testing": 3300,
     "timeline": 775,
     "types": 6010,

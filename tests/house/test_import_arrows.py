@@ -21,7 +21,8 @@ _GROUND = ("findings", "errors", "expect", "arch", "layouts", "_jax")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
-_ENTRY = (*_PROGRAM, "resources", "timeline", "entry")
+_READERS = (*_PROGRAM, "resources", "checks", "memory")
+_ENTRY = (*_READERS, "timeline", "entry")
 _LOWERING = (*_ENTRY, "emitters", "lowering")
 
 # Which rooms a room may import, itself aside. emitters/ emits instructions and never
@@ -41,7 +42,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "timeline": ("errors", "expect", "types"),
     # The planner reads a program for the scopes that allocate.
     "resources": _PROGRAM,
-    "entry": (*_PROGRAM, "resources", "timeline"),
+    # What holds of every correct kernel: each check reads the program.
+    "checks": _PROGRAM,
+    # Which arrays share memory, what orders their accesses, what a launch adds.
+    "memory": (*_PROGRAM, "resources"),
+    "entry": (*_READERS, "timeline"),
     # What operations consist of: written on the entry points.
     "composites": _ENTRY,
     "emulator": _ENTRY,

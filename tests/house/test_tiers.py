@@ -65,6 +65,10 @@ def test_the_default_tier_has_a_test_of_every_feature():
         assert function in functions or DEFAULT.runs(function, new=True), AGAIN
 
 
+def test_the_default_tier_has_every_rule_of_the_house():
+    assert not [x for x in DEFAULT.left if x.startswith(planted.HOUSE)], AGAIN
+
+
 def test_check_is_a_part_of_the_default_tier():
     assert DEFAULT.chosen >= CHECK.chosen
 

@@ -84,7 +84,9 @@ def operations(body):
         )
 
     aval = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    traced = trace.trace_body(whole, [aval], [aval], types.Mesh(), "k")
+    traced, _ = trace.trace_body(
+        whole, trace.Arrays.of([aval], [aval]), types.Mesh(), "k"
+    )
     return {site.op.name: site.op for site in walk(traced.jaxpr)}
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from pallas_gpu.entry.trace import trace_body
+from pallas_gpu.entry.trace import Arrays, trace_body
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import uses, walk
 from pallas_gpu.types import Mesh
@@ -136,7 +136,7 @@ def test_a_reference_that_a_loop_has_carried_is_the_reference_before(carry):
         o[...] = carry(x)[...]
 
     aval = jax.ShapeDtypeStruct((64, 64), F32)
-    jaxpr = trace_body(body, [aval], [aval], Mesh(), "k").jaxpr
+    jaxpr = trace_body(body, Arrays.of([aval], [aval]), Mesh(), "k")[0].jaxpr
     gets = only(walk(jaxpr), "get")
     assert len(gets) == 2
     argument = region_of(jaxpr).inputs[0]

@@ -68,6 +68,10 @@ def discard(value):
 CALLED = {
     "program_id": lambda x, o: pl.program_id(0),
     "run_scoped": lambda x, o: pl.run_scoped(lambda s: None, upstream.SMEM((8,), "f4")),
+    "run_scoped around a loop": lambda x, o: pl.run_scoped(
+        lambda s: plgpu.loop(0, 2, num_stages=2)(lambda i: discard(x[i] + s[...])),
+        upstream.SMEM((128,), jnp.float16),
+    ),
     "copy_gmem_to_smem": lambda x, o: upstream.copy_gmem_to_smem(x, o, x),
     "wait_smem_to_gmem": lambda x, o: upstream.wait_smem_to_gmem(0),
     "load": lambda x, o: discard(triton.load(x)),

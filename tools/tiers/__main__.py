@@ -200,6 +200,7 @@ def _choose(default_seconds: float, check_seconds: float) -> None:
     default = Choice(measured)
     default.require(planted.tests(measured.names), "planted bugs")
     default.one_of_each(planted.features(functions), "features")
+    default.one_of_each(planted.house(functions), "rules of the house")
     default.kill(1)
     default.kill(2, cheap=0.5)
     default.cover(1)

@@ -21,6 +21,7 @@ WHOLE = (
     "tests/lockstep/test_*faults.py::*",
     "tests/emitters/test_programs.py::*",
 )
+HOUSE = "tests/house/"
 
 
 def tests(names: Iterable[str]) -> list[str]:
@@ -30,6 +31,11 @@ def tests(names: Iterable[str]) -> list[str]:
         for name in names
         if any(fnmatch.fnmatchcase(name.partition("[")[0], x) for x in WHOLE)
     ]
+
+
+def house(functions: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
+    """The cases of each test of the source and its pages, of which no mutant is."""
+    return [cases for name, cases in functions.items() if name.startswith(HOUSE)]
 
 
 def features(functions: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:

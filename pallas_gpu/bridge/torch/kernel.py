@@ -52,10 +52,8 @@ class TorchKernel:
         return self._call(args)
 
     def _call(self, args: Sequence[Any]) -> Any:
-        try:
+        with errors.at(scope.called_at):
             return self._run(args)
-        except errors.PallasGpuError as error:
-            raise error.with_location(scope.called_at()) from None
 
     def _run(self, args: Sequence[Any]) -> Any:
         leaves, tree = args, None
@@ -84,10 +82,8 @@ class TorchKernel:
 
     def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
         """Registers the function with torch; see `TorchFunction`."""
-        try:
+        with errors.at(scope.called_at):
             return custom_op(name, example, self, self._traces, self.program)
-        except errors.PallasGpuError as error:
-            raise error.with_location(scope.called_at()) from None
 
     # --- what is compiled -------------------------------------------------------------
 

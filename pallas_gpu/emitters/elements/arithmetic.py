@@ -9,13 +9,12 @@ in XLA's own kernels.
 
 from __future__ import annotations
 
-import functools
 import math as pymath
 from collections.abc import Callable
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, math, scf
+from jaxlib.mlir.dialects import arith, math
 
 from pallas_gpu.emitters import module, operations
 from pallas_gpu.emitters.elements import dtypes
@@ -203,71 +202,11 @@ def abs_float(dtype, x):
 
 
 def rem_float(dtype, x, y):
-    """C's fmod, which is exact; LLVM's frem has no instruction and is not legalized."""
-    return dtypes.per_lane(lambda x, y: _fmod(dtype, x, y), x, y)
-
-
-def _fmod(dtype, x, y):
-    """The remainder of two elements, by long division of their significands."""
-    width, fraction = dtypes.bits(dtype), np.finfo(dtype).nmant
-    pattern = np.dtype(f"uint{width}")
-
-    def number(value: int) -> ir.Value:
-        return dtypes.constant(value, pattern)
-
-    def parts(bits: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """An exponent from 1, and a significand: their product with the ulp of 0."""
-        exponent = arith.maxui(arith.shrui(bits, number(fraction)), number(1))
-        above = arith.shli(arith.subi(exponent, number(1)), number(fraction))
-        return exponent, arith.subi(bits, above)
-
-    size = number((1 << width - 1) - 1)
-    a, b = (arith.andi(dtypes.bitcast(v, pattern), size) for v in (x, y))
-    infinity = number(int(np.asarray(np.inf, dtype).view(pattern)))
-    is_nan = functools.reduce(
-        arith.ori,
-        (
-            arith.cmpi(_CmpI.uge, a, infinity),
-            arith.cmpi(_CmpI.ugt, b, infinity),
-            arith.cmpi(_CmpI.eq, b, number(0)),
-        ),
-    )
-    keeps = arith.cmpi(_CmpI.ult, a, b)
-    (exponent, rest), (low, divisor) = parts(a), parts(b)
-    divisor = arith.maxui(divisor, number(1))
-    steps = arith.select(arith.ori(is_nan, keeps), number(0), arith.subi(exponent, low))
-    rest = _long_division(rest, divisor, steps, number(width - fraction - 1))
-    # The unit in which the divisor's significand counts, perhaps subnormal.
-    unit = arith.select(
-        arith.cmpi(_CmpI.ugt, low, number(fraction)),
-        arith.shli(arith.subi(low, number(fraction)), number(fraction)),
-        arith.shli(
-            number(1), arith.minui(arith.subi(low, number(1)), number(fraction))
-        ),
-    )
-    rest = arith.mulf(arith.uitofp(x.type, rest), dtypes.bitcast(unit, dtype))
-    nan = dtypes.constant(np.nan, dtype)
-    found = arith.select(keeps, x, math.copysign(rest, x))
-    return arith.select(is_nan, nan, found)
-
-
-def _long_division(
-    rest: ir.Value, divisor: ir.Value, steps: ir.Value, most: ir.Value
-) -> ir.Value:
-    """The remainder of rest * 2**steps, `most` bits of the quotient at a time."""
-    kind = steps.type
-    loop = scf.WhileOp([kind, kind], [arith.remui(rest, divisor), steps])
-    before, after = (r.blocks.append(kind, kind) for r in (loop.before, loop.after))
-    with ir.InsertionPoint(before):
-        rest, left = before.arguments
-        zero_ = dtypes.constant(0, np.dtype(f"uint{kind.width}"))
-        scf.condition(arith.cmpi(_CmpI.ne, left, zero_), [rest, left])
-    with ir.InsertionPoint(after):
-        rest, left = after.arguments
-        bits = arith.minui(left, most)
-        rest = arith.remui(arith.shli(rest, bits), divisor)
-        scf.yield_([rest, arith.subi(left, bits)])
-    return loop.results[0]
+    """C's fmod, exact: libdevice's, as for XLA. LLVM cannot legalize frem for PTX."""
+    name = "__nv_fmodf" if dtypes.bits(dtype) == 32 else "__nv_fmod"
+    type_ = dtypes.mlir_type(dtype)
+    module.current().declare(name, type_)
+    return dtypes.per_lane(lambda *lane: operations.call(name, type_, lane), x, y)
 
 
 def round_float(dtype, x, *, rounding_method=0):
@@ -317,9 +256,9 @@ def select_n(dtype, which, *cases):
     element = which.type if lanes is None else which.type.element_type
     if element.width == 1:
         return arith.select(which, cases[1], cases[0])
-    result = cases[-1]
+    result, integer = cases[-1], np.dtype(f"int{element.width}")
     for index in range(len(cases) - 2, -1, -1):
-        chosen = arith.cmpi(_CmpI.sle, which, dtypes.constant(index, dtypes.I32, which))
+        chosen = arith.cmpi(_CmpI.sle, which, dtypes.constant(index, integer, which))
         result = arith.select(chosen, cases[index], result)
     return result
 

@@ -37,12 +37,13 @@ def _limit(dtype: np.dtype, *, largest: bool) -> object:
     match dtypes.kind(dtype):
         case "float":
             return np.inf if largest else -np.inf
-        case "float8" | "exponent":
+        case "float8" | "float4" | "exponent":
             limits = ml_dtypes.finfo(dtype)
             return limits.max if largest else limits.min
         case "bool":
             return largest
-    return np.iinfo(dtype).max if largest else np.iinfo(dtype).min
+    integers = ml_dtypes.iinfo(dtype)
+    return integers.max if largest else integers.min
 
 
 def _all_ones(dtype: np.dtype) -> object:

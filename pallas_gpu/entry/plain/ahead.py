@@ -29,6 +29,8 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import control, scope, scoped
 from pallas_gpu.entry.plain import choice, sources, stages
 from pallas_gpu.entry.plain.counted import Counted
+from pallas_gpu.entry.plain.sources import Loaded
+from pallas_gpu.entry.plain.stages import Load
 from pallas_gpu.primitives import _engines, cp_async, mbarrier, registers, rows, tma
 from pallas_gpu.primitives.indices import multiples
 from pallas_gpu.program.build import CALLS
@@ -73,6 +75,8 @@ def results(
         copy ahead.
     """
     found, asked = Counted.of(eqn, operands), eqn.params.get("num_stages")
+    if found is None:
+        kernel.notes.update(dict.fromkeys(choice.uncounted(eqn)))
     if found is None or (asked is None and scope.in_warp()):
         return None
     if asked == 1:
@@ -131,21 +135,6 @@ class _Inlined(Retrace):
         return eqn.primitive.name in CALLS
 
 
-@dataclasses.dataclass(frozen=True)
-class _Copy:
-    """A copy that replaces a load.
-
-    Attributes:
-      load: the load.
-      by_tma: whether TMA carries it.
-      buffers: the declaration of its buffers.
-    """
-
-    load: stages.Load
-    by_tma: bool
-    buffers: types.ScratchType
-
-
 class _Loop:
     """A loop with copies ahead.
 
@@ -183,11 +172,10 @@ class _Loop:
         self._copies, body = self._chosen(), self._body
         most = self._asked or 2
         if self._asked is None:
-            self._copies = [x for x in self._copies if choice.is_worth(x.load)]
-            loads = [copy.load for copy in self._copies]
+            self._copies = [x for x in self._copies if choice.is_worth(x)]
             try:
                 most = choice.num_stages(
-                    body, loads, self._trips, self._mesh, self._used_bytes,
+                    body, self._copies, self._trips, self._mesh, self._used_bytes,
                     self._kernel.num_stages,
                 )  # fmt: skip
             except stages.RefusedError as why:
@@ -201,22 +189,17 @@ class _Loop:
         # With more stages a loop of few iterations would wait for no copy.
         known = self._trips + 1 if isinstance(self._trips, int) else most
         self._stages = max(2, min(most, known))
-        self._copies = [
-            dataclasses.replace(x, buffers=_declaration(x.load, self._stages))
-            for x in self._copies
-        ]
         return True
 
     def run(self, carry: list[Any], unroll: Any) -> list[Any]:
         """Runs the loop; returns the last carry."""
         if isinstance(self._trips, int) and not self._trips:
             return carry
-        loads = [copy.load for copy in self._copies]
-        sliced = self._body.slice_of(loads)
+        sliced = self._body.slice_of(self._copies)
         self._indexing = [e for e in sliced if e.primitive in sources.LOADS]
         self._computing = [e for e in sliced if e.primitive not in sources.LOADS]
-        self._sliced, self._rest = sliced, self._body.without(loads)
-        declared: list[Any] = [copy.buffers for copy in self._copies]
+        self._sliced, self._rest = sliced, self._body.without(self._copies)
+        declared: list[Any] = [_declaration(x, self._stages) for x in self._copies]
         n_tma = sum(copy.by_tma for copy in self._copies)
         if n_tma:
             declared.append(
@@ -224,13 +207,13 @@ class _Loop:
             )
 
         def within(*refs: Any) -> list[Any]:
-            self._refs = list(refs[: len(loads)])
+            self._refs = list(refs[: len(self._copies)])
             self._barrier = refs[-1] if n_tma else None
             return self._all(carry, unroll)
 
         if self._mesh.warpgroups > 1 and not scope.in_warp():
             return scoped.of_warpgroup(within, *declared)
-        return scoped.scoped(within, declared, {}, (), [""] * len(declared))
+        return scoped.scoped(within, declared)
 
     def _all(self, carry: list[Any], unroll: Any) -> list[Any]:
         ahead = self._fill()
@@ -319,13 +302,13 @@ class _Loop:
         start(False, live)
 
     def _copy(
-        self, copy: _Copy, ref: Any, slot: Any, known: dict[Any, Any], predicate: Any
+        self, copy: Load, ref: Any, slot: Any, known: dict[Any, Any], predicate: Any
     ) -> None:
-        source, eqn = copy.load.source, copy.load.eqn
+        source, eqn, fill = copy.source, copy.eqn, types.OOBFillMode
         options: dict[str, Any] = {}
         if not source.has_rows:
-            exact = types.OOBFillMode.PROMISE_IN_BOUNDS
-            options["oob_mode"] = types.OOBFillMode.ZEROS if _is_masked(eqn) else exact
+            masked = Loaded.of(eqn).mask is not None
+            options["oob_mode"] = fill.ZEROS if masked else fill.PROMISE_IN_BOUNDS
             if not copy.by_tma:
                 options["implementation"] = types.AsyncCopyImplementation.CP_ASYNC
         with _jax.at_line_of(eqn):
@@ -357,7 +340,7 @@ class _Loop:
     def _step(self, i: Any, slot: Any, carry: Sequence[Any]) -> list[Any]:
         known, trace = self._known(i, carry), Retrace()
         slots = {
-            id(copy.load.eqn): ref
+            id(copy.eqn): ref
             for copy, ref in zip(self._copies, self._refs, strict=True)
         }
         for eqn in self._rest:
@@ -371,12 +354,12 @@ class _Loop:
 
     # --- what carries copies ----------------------------------------------------------
 
-    def _chosen(self) -> list[_Copy]:
+    def _chosen(self) -> list[Load]:
         """Returns the copies; loads that nothing copies asynchronously are refused.
 
         What is only an index of other loads is loaded before them.
         """
-        copies: list[_Copy] = []
+        copies: list[Load] = []
 
         def try_all(*inputs: Any) -> None:
             known = dict(zip(self._jaxpr.invars, inputs, strict=True))
@@ -384,18 +367,19 @@ class _Loop:
             Retrace().evaluate(self._body.slice_of(self._body.loads), known)
             for load in list(self._body.loads):
                 try:
-                    copies.append(self._copy_of(load, _reader(known)))
+                    by_tma = self._is_by_tma(load, _reader(known))
+                    copies.append(dataclasses.replace(load, by_tma=by_tma))
                 except stages.RefusedError as why:
                     self._body.refuse(load, str(why))
 
         _jax.trace(try_all, [v.aval for v in self._jaxpr.invars])
-        left = {id(e) for e in self._body.without([copy.load for copy in copies])}
-        return [copy for copy in copies if id(copy.load.eqn) in left]
+        left = {id(e) for e in self._body.without(copies)}
+        return [copy for copy in copies if id(copy.eqn) in left]
 
-    def _copy_of(self, load: stages.Load, read: Callable[[Any], Any]) -> _Copy:
-        declared = _declaration(load, 2)
+    def _is_by_tma(self, load: Load, read: Callable[[Any], Any]) -> bool:
+        """Returns whether TMA carries the copy; raises if nothing does."""
         # The second one: the first of all is aligned to more than others.
-        slot = types.RefView(declared.to_ref(), ()).at[1]
+        slot = types.RefView(_declaration(load, 2).to_ref(), ()).at[1]
         view, what = load.source.view(read), "copy_gmem_to_smem"
         if load.source.has_rows:
             if scope.in_warp():
@@ -404,34 +388,47 @@ class _Loop:
             assert found is not None
             sides = (rows.row(_engines.Side.of(x)) for x in (found[0], slot))
             _require_asynchronous(*sides)
-            return _Copy(load, False, declared)
+            return False
         _require_asynchronous(*map(_engines.Side.of, (view, slot)))
         several = self._mesh.warpgroups > 1 and not scope.in_warp()
         # What threads have stored another proxy does not see without a fence.
         if several or load.is_written:
-            return _Copy(load, False, declared)
-        by_threads = _engines.threads_load(
-            view, slot, True, None, None, what, in_bounds=not _is_masked(load.eqn)
+            return False
+        in_bounds = Loaded.of(load.eqn).mask is None
+        return not _engines.threads_load(
+            view, slot, True, None, None, what, in_bounds=in_bounds
         )
-        return _Copy(load, not by_threads, declared)
 
 
 def _require_asynchronous(gmem: _engines.Side, smem: _engines.Side) -> None:
-    window = gmem.window
-    known = window.at(window.starts, [*map(multiples.start_divisor, window.starts)])
-    gmem = dataclasses.replace(gmem, window=known)
+    starts = gmem.window.starts
+
+    def plan(divisors: Sequence[int]) -> Any:
+        known = dataclasses.replace(gmem, window=gmem.window.at(starts, divisors))
+        return _engines.check_threads(known, smem, store=False)
+
     try:
-        plan = _engines.check_threads(gmem, smem, store=False)
+        found = plan([*map(multiples.start_divisor, starts)])
+        if found.is_asynchronous:
+            return
+        promised = plan([x if isinstance(x, int) else _PROMISED for x in starts])
     except errors.LayoutError as error:
         raise stages.RefusedError(error.what) from None
-    if not plan.is_asynchronous:
-        raise stages.RefusedError(
-            f"it is known to start at multiples of {plan.chunk_bytes} bytes only, and "
-            "cp.async copies 4, 8 or 16: promise more with multiple_of"
+    why = f"{found.chunk_bytes} bytes only, and cp.async copies 4, 8 or 16"
+    if promised.is_asynchronous:
+        why = (
+            f"it is known to start at multiples of {why}: promise more with multiple_of"
         )
+    else:
+        why = f"elements that are adjacent and aligned are {why}"
+    raise stages.RefusedError(why)
 
 
-def _declaration(load: stages.Load, slots: int) -> types.ScratchType:
+# What a start may be a multiple of.
+_PROMISED = 1 << 10
+
+
+def _declaration(load: Load, slots: int) -> types.ScratchType:
     """Declares buffers: in tiles of the tensor core if it may read them."""
     shape, dtype = tuple(load.result.shape), load.result.dtype
     bits, transforms = types.itemsize_bits(dtype), tuple[Any, ...]()
@@ -461,25 +458,16 @@ def _is_ref(x: Any) -> bool:
     return types.base_aval(x) is not None
 
 
-def _is_masked(eqn: _jax.JaxprEqn) -> bool:
-    if eqn.primitive is _jax.get_p:
-        return False
-    return sources.operands(eqn).get("mask") is not None
-
-
 def _read(eqn: _jax.JaxprEqn, slot: types.RefView, known: dict[Any, Any]) -> Any:
     """Reads a buffer as the body loads the array."""
-    if eqn.primitive is _jax.get_p:
-        return slot.get()
-    params, given = eqn.params, sources.operands(eqn)
-    layout, optimized = params["layout"], params.get("optimized")
+    params, loaded = eqn.params, Loaded.of(eqn)
+    layout, optimized = params.get("layout"), params.get("optimized")
     if layout is None and optimized is None:
         value = slot.get()
     else:
         value = registers.load(slot, layout=layout, optimized=optimized)
-    if given.get("mask") is None:
+    if loaded.mask is None:
         return value
-    other = given.get("other")
-    (mask,) = values_of([given["mask"]], known)
-    other = 0 if other is None else values_of([other], known)[0]
+    mask, *rest = values_of(loaded.selecting, known)
+    other = rest[0] if rest else 0
     return jnp.where(mask, value, jnp.asarray(other, value.dtype))

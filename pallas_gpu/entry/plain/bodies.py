@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies in the operations that kernels have: no keys of random numbers, one platform.
 
-A body that has something else is traced again. A key becomes a pair of arrays
-(`keys.py`), a value without elements nothing (`empty.py`), in loops and branches too.
-Arrays that a function in the body closes over become consts of the body. A loop whose
-condition is an array, which `jax.vmap` makes, gets a scalar one. A primitive of
+A body that has something else is traced again. A key becomes a pair of arrays, a value
+without elements nothing (`program.passes`), in loops and branches too. Arrays that a
+function in the body closes over become consts of the body. A loop whose condition is an
+array, which `jax.vmap` makes, gets a scalar one. A primitive of
 `jax.experimental.hijax`, such as `jnp.searchsorted` of jax 0.12, becomes the operations
 that it consists of; a loop with `num_stages` becomes one whose loads are copies ahead
-(`ahead.py`). Of `jax.lax.platform_dependent` only the code for CUDA is left, so
-that the emulator runs what the GPU does. `jax.reshard` is left out: a value of a kernel
-is on one device. This precedes all checks, so emulator and compiler see the same body.
+(`ahead.py`). Of `jax.lax.platform_dependent` only the code for CUDA is left, so that
+the emulator runs what the GPU does. `jax.reshard` is left out: a value of a kernel is
+on one device. This precedes all checks, so emulator and compiler see the same body.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.checks import references
 from pallas_gpu.entry import warp
-from pallas_gpu.entry.check import references
 from pallas_gpu.entry.control import staged_loop_p
-from pallas_gpu.entry.plain import ahead, choice, keys
-from pallas_gpu.entry.plain import empty as no_elements
+from pallas_gpu.entry.plain import ahead, choice
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.bodies import bodies
+from pallas_gpu.program.passes import keys, no_elements
 from pallas_gpu.program.rewrite import Retrace, is_followed, settled
 
 # The operations that no traced body has.

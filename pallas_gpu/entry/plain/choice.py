@@ -14,7 +14,8 @@ from typing import Any
 from pallas_gpu import _jax, types
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.entry import assumed_target, control
-from pallas_gpu.entry.plain import sources, stages
+from pallas_gpu.entry.plain import stages
+from pallas_gpu.entry.plain.sources import LOADS, Loaded
 from pallas_gpu.program.bodies import Equations, bodies, equations
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
@@ -31,9 +32,22 @@ def may_pay(eqn: _jax.JaxprEqn) -> bool:
     inside = equations(bodies(eqn)[-1].jaxpr)
     if not any(x.primitive.name == "dot_general" for x in inside):
         return False
-    loads = [x for x in inside if x.primitive in sources.LOADS]
-    refs = [sources.reference(x).aval for x in loads if _is_large(x.outvars[0].aval)]
-    return any(getattr(ref, "memory_space", None) is types.GMEM for ref in refs)
+    return any(map(_is_large_load, inside))
+
+
+def _is_large_load(eqn: _jax.JaxprEqn) -> bool:
+    if eqn.primitive not in LOADS or not _is_large(eqn.outvars[0].aval):
+        return False
+    return getattr(Loaded.of(eqn).ref.aval, "memory_space", None) is types.GMEM
+
+
+def uncounted(eqn: _jax.JaxprEqn) -> list[tuple[str, str]]:
+    """Returns the lines of the loads of a loop that does not count, each with why."""
+    why = "its loop runs until something else than `index < bound` is false"
+    if eqn.primitive.name == "scan":
+        why = "its loop slices or stacks arrays: let it carry, read and store parts"
+    loads = (x for x in Equations(bodies(eqn)[-1].jaxpr).listed if _is_large_load(x))
+    return [(where, why) for where in map(_jax.where, loads) if where]
 
 
 def smem_bytes(jaxpr: _jax.Jaxpr) -> int:
@@ -51,7 +65,7 @@ def smem_bytes(jaxpr: _jax.Jaxpr) -> int:
         slots = eqn.params.get("num_stages") or 1
         if eqn.primitive is control.staged_loop_p and slots > 1:
             inside = Equations(bodies(eqn)[0].jaxpr).listed
-            loads = [x for x in inside if x.primitive in sources.LOADS]
+            loads = [x for x in inside if x.primitive in LOADS]
             avals = [x.outvars[0].aval for x in loads]
             total += slots * sum(_bytes(x) for x in avals if x.shape)
     return total

@@ -11,13 +11,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.entry import control
-from pallas_gpu.program.bodies import Equations, bodies
+from pallas_gpu.program.bodies import bodies
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import growth
+from pallas_gpu.program.nodes import Value
 from pallas_gpu.program.rewrite import Retrace, settled
 
 
@@ -78,20 +82,19 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     else:
         n_consts, n_carry = _jax.scan_arity(params)
         body = params["jaxpr"]
-        if params["reverse"]:
-            return None
-    consts, carry = operands[:n_consts], operands[n_consts:]
-    if len(carry) != n_carry or len(avals) != n_carry:
+    consts, carry = operands[:n_consts], operands[n_consts:][:n_carry]
+    arrays = operands[n_consts + n_carry :]
+    sliced = [x for x in map(_progression, arrays) if x is not None]
+    if len(sliced) < len(arrays) or len(avals) != n_carry:
         return None
     steps = _counters(bodies(eqn)[-1].jaxpr, n_consts)
     first = {k: _number(carry[k]) for k in steps}
     trips, unroll = params.get("length"), params.get("unroll")
     if is_while:
-        found = _bound(eqn, steps)
+        found = _bound(eqn, steps, of_cond)
         if found is None:
             return None
         counter, bound = found
-        bound = bound.val if isinstance(bound, _jax.Literal) else [*of_cond, 0][bound]
         trips = control.trips(first[counter], _number(bound), steps[counter])
     others = [k for k in range(n_carry) if k not in steps]
     # Those that are numbers are no operands.
@@ -100,13 +103,15 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
     def merged(starts: Mapping[int, Any], rest: Sequence[Any], i: Any) -> list[Any]:
         known = dict(zip(others, rest, strict=True))
         for k, step in steps.items():
-            known[k] = _counted(starts[k], i, step, avals[k].dtype)
+            known[k] = _counted(starts[k], step, avals[k].dtype, i)
         return [known[k] for k in range(n_carry)]
 
     def step(trace: Retrace, operands: Any, carry: Any, i: Any) -> list[Any]:
         starts = {**first, **dict(zip(given, operands[n_consts:], strict=True))}
         ins = merged(starts, carry, i)
-        after = settled(trace.run(body, [*operands[:n_consts], *ins]))
+        position = trips - 1 - i if params.get("reverse") else i
+        parts = [_counted(*part, position) for part in sliced]
+        after = settled(trace.run(body, [*operands[:n_consts], *ins, *parts]))
         return [after[k] for k in others]
 
     def results(last: Sequence[Any]) -> list[Any]:
@@ -120,44 +125,38 @@ def _of_jax(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, ...] | No
 
 def _counters(jaxpr: Any, n_consts: int) -> dict[int, int]:
     """Returns what is added to each carry that a constant is added to, perhaps 0."""
-    inside, found = Equations(jaxpr), {}
-    pairs = zip(jaxpr.invars[n_consts:], jaxpr.outvars, strict=False)
-    for i, (before, after) in enumerate(pairs):
+    body = region_of(jaxpr)
+    carries = [v.aval for v in body.inputs[n_consts:]][: len(body.results)]
+    found = dict[int, int]()
+    for i, aval in enumerate(carries):
         # Keys have a type that is none of NumPy's.
-        is_number = isinstance(before.aval.dtype, np.dtype) and not before.aval.shape
-        if not is_number or not np.issubdtype(before.aval.dtype, np.integer):
-            continue
-        position = inside.position(after)
-        if after is before:
-            found[i] = 0
-        elif position is not None and inside.listed[position].primitive.name == "add":
-            x, y = inside.listed[position].invars
-            if x is before and isinstance(y, _jax.Literal):
-                found[i] = int(y.val)
+        if isinstance(aval.dtype, np.dtype) and not aval.shape:
+            step = growth(body, n_consts + i, i)
+            if step is not None and step >= np.iinfo(aval.dtype).min:
+                found[i] = step
     return found
 
 
-def _bound(eqn: _jax.JaxprEqn, steps: Mapping[int, int]) -> tuple[int, Any] | None:
-    """Returns the counter that a `while` compares, and the operand that bounds it."""
+def _bound(
+    eqn: _jax.JaxprEqn, steps: Mapping[int, int], operands: Sequence[Any]
+) -> tuple[int, Any] | None:
+    """Returns the counter that a `while` compares, and what bounds it."""
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    cond = bodies(eqn)[0].jaxpr
-    listed = Equations(cond).listed
-    if [x.primitive.name for x in listed] != ["lt"]:
+    cond = region_of(bodies(eqn)[0].jaxpr)
+    if [op.name for op in cond.ops] != ["lt"] or cond.results != cond.ops[0].results:
         return None
-    (compared,) = listed
-    places = {v: i for i, v in enumerate(cond.invars)}
-    low, high = (
-        x if isinstance(x, _jax.Literal) else places.get(x) for x in compared.invars
-    )
-    if not isinstance(low, int) or high is None or cond.outvars != compared.outvars:
+    low, high = cond.ops[0].inputs
+    if not isinstance(low, Value) or low.dtype != jnp.int32:
         return None
-    if steps.get(low - n_cond, 0) < 1 or compared.invars[0].aval.dtype != jnp.int32:
+    counter = low.index - n_cond
+    if steps.get(counter, 0) < 1:
         return None
-    if isinstance(high, int) and high >= n_cond:
-        if steps.get(high - n_cond) != 0:
-            return None
-        high += n_body
-    return low - n_cond, high
+    if not isinstance(high, Value):
+        return counter, high.value
+    if high.index < n_cond:
+        return counter, operands[high.index]
+    is_fixed = steps.get(high.index - n_cond) == 0
+    return (counter, operands[high.index + n_body]) if is_fixed else None
 
 
 def _number(x: Any) -> Any:
@@ -165,7 +164,41 @@ def _number(x: Any) -> Any:
     return x if _jax.is_tracer(x) or np.ndim(x) else int(x)
 
 
-def _counted(start: Any, i: Any, step: int, dtype: Any) -> Any:
+def _progression(x: Any) -> tuple[int, int, Any] | None:
+    """Returns first, difference and type of an array of integers; None for others."""
+    if not isinstance(x, jax.Array | np.ndarray | np.generic | int):
+        return None  # a pair of arrays that is a key, an array without elements
+    aval, made, x = jax.typeof(x), _jax.producer(x), _jax.literal(x)
+    if aval.dtype not in (np.int32, np.int64) or len(aval.shape) > 1:
+        return None
+    if made is None and not _jax.is_tracer(x):
+        flat = np.ravel(x).astype(np.int64)
+        a, b = int(flat[0]), int(flat[-1] - flat[0]) // max(flat.size - 1, 1)
+        is_one = np.array_equal(flat, a + b * np.arange(flat.size))
+        return (a, b, aval.dtype) if is_one else None
+    combine = None if made is None else _OF_PROGRESSIONS.get(made.primitive.name)
+    given = [] if made is None else [*map(_progression, made.operands)]
+    if combine is None or None in given:
+        return None
+    a, b, square = combine(*[x[:2] for x in given if x is not None])
+    # Nothing wraps around.
+    if square or max(abs(a), abs(a + b * aval.size)) >= 1 << 31:
+        return None
+    return a, b, aval.dtype
+
+
+# First, difference, and what is multiplied by the square of the position.
+_OF_PROGRESSIONS: dict[str, Callable[..., tuple[int, int, int]]] = {
+    "iota": lambda: (0, 1, 0),
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1], 0),
+    "sub": lambda x, y: (x[0] - y[0], x[1] - y[1], 0),
+    "mul": lambda x, y: (x[0] * y[0], x[0] * y[1] + x[1] * y[0], x[1] * y[1]),
+    "convert_element_type": lambda x: (*x, 0),
+    "broadcast_in_dim": lambda x: (*x, 0),
+}
+
+
+def _counted(start: Any, step: int, dtype: Any, i: Any) -> Any:
     """Returns a counter in an iteration, without operations that change nothing."""
     i = i if i.dtype == dtype else lax.convert_element_type(i, dtype)
     if not step:

@@ -47,16 +47,42 @@ class Source:
         return types.RefView(read(self.ref), self.transforms(read))
 
 
-def reference(eqn: _jax.JaxprEqn) -> Any:
-    """Returns the variable of the reference that a load reads."""
-    if eqn.primitive is _jax.get_p:
-        return eqn.invars[0]
-    return operands(eqn)["src"].ref
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What a load names, whichever primitive it is: variables and literals.
 
+    Attributes:
+      src: the part of a reference.
+      given: all operands of a load of ours by their names.
+    """
 
-def operands(eqn: _jax.JaxprEqn) -> Any:
-    """Returns the operands of a load of ours, variables and literals, by name."""
-    return ops.unflatten(eqn.params["tree"], eqn.invars)
+    src: ops.RefOperand
+    given: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, eqn: _jax.JaxprEqn) -> Loaded:
+        """Returns what an equation names."""
+        if eqn.primitive is _jax.get_p:
+            steps = jax.tree.unflatten(eqn.params["tree"], eqn.invars[1:])
+            return cls(ops.RefOperand.of(eqn.invars[0], steps), {})
+        given = ops.unflatten(eqn.params["tree"], eqn.invars)
+        return cls(given["src"], given)
+
+    @property
+    def ref(self) -> Any:
+        """The variable of the reference."""
+        return self.src.ref
+
+    @property
+    def mask(self) -> Any:
+        """The mask; None without one."""
+        return self.given.get("mask")
+
+    @property
+    def selecting(self) -> list[Any]:
+        """What the values are selected by, and from."""
+        found = (self.mask, self.given.get("other"))
+        return [x for x in found if x is not None]
 
 
 def source(eqn: _jax.JaxprEqn, made: Mapping[Any, _jax.JaxprEqn]) -> Source | None:
@@ -66,23 +92,14 @@ def source(eqn: _jax.JaxprEqn, made: Mapping[Any, _jax.JaxprEqn]) -> Source | No
       eqn: the load.
       made: the equation that makes a variable.
     """
-    if eqn.primitive is _jax.get_p:
-        steps = jax.tree.unflatten(eqn.params["tree"], eqn.invars[1:])
-        return _of_steps(eqn.invars[0], steps)
-    given = operands(eqn)
-    src = given["src"]
-    if src.owner is not None or given.get("cta") is not None:
+    loaded = Loaded.of(eqn)
+    if loaded.src.owner is not None or loaded.given.get("cta") is not None:
         return None
-    if eqn.primitive is load_p:
-        return _of_steps(src.ref, src.transforms)
-    return _Indexed(eqn, given, made).source()
-
-
-def _of_steps(ref: Any, steps: Any) -> Source | None:
-    if any(isinstance(step, types.Owner) for step in steps):
-        return None
+    if eqn.primitive is load_indexed_p:
+        return _Indexed(eqn, loaded, made).source()
+    steps = loaded.src.transforms
     atoms = tuple(x for x in jax.tree.leaves(steps) if _is_atom(x))
-    return Source(ref, atoms, lambda read: tuple(_read_all(steps, read)))
+    return Source(loaded.ref, atoms, lambda read: tuple(_read_all(steps, read)))
 
 
 def _is_atom(x: Any) -> bool:
@@ -156,20 +173,18 @@ class _Index:
 class _Indexed:
     """A load of elements, each with indices of its own."""
 
-    def __init__(self, eqn: _jax.JaxprEqn, given: Any, made: Mapping[Any, Any]):
-        self._eqn, self._given = eqn, given
-        self._made = made
+    def __init__(self, eqn: _jax.JaxprEqn, loaded: Loaded, made: Mapping[Any, Any]):
+        self._eqn, self._loaded, self._made = eqn, loaded, made
         self._shape = tuple(eqn.params["shape"])
-        src = given["src"]
-        self._base = src.window(tuple(src.ref.aval.shape)).shape
+        self._base = loaded.src.window(tuple(loaded.ref.aval.shape)).shape
 
     def source(self) -> Source | None:
         """Returns what the load reads, or None."""
-        src, params = self._given["src"], self._eqn.params
+        src, params = self._loaded.src, self._eqn.params
         same = np.dtype(params["dtype"]) == src.ref.aval.dtype
         if params["view_shape"] is not None or not same:
             return None
-        found = [self._index(x) for x in self._given["indices"]]
+        found = [self._index(x) for x in self._loaded.given["indices"]]
         if any(index is None for index in found):
             return None
         indices: list[_Index] = [x for x in found if x is not None]
@@ -190,7 +205,7 @@ class _Indexed:
 
     def _steps(self, indices: Sequence[_Index], read: Read) -> list[Any]:
         """Returns the steps from the window: scalars and ranges, then rows."""
-        masked, first, rest = self._given["mask"] is not None, [], []
+        masked, first, rest = self._loaded.mask is not None, [], []
         arrays = [x for x in indices if x.rows is not None]
         for index, n in zip(indices, self._base, strict=True):
             start = index.start(read)

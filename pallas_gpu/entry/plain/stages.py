@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check import references
+from pallas_gpu.checks import references
 from pallas_gpu.entry.plain import sources
+from pallas_gpu.entry.plain.sources import Loaded
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.bodies import Equations
 from pallas_gpu.program.nodes import Op
@@ -37,12 +38,14 @@ class Load:
       source: what it reads.
       is_written: whether the kernel writes the reference, outside of the loop.
       is_multiplied: whether products of matrices are all that reads the result.
+      by_tma: whether TMA carries the copy, once that is known.
     """
 
     eqn: _jax.JaxprEqn
     source: sources.Source
     is_written: bool
     is_multiplied: bool
+    by_tma: bool = False
 
     @property
     def result(self) -> Any:
@@ -123,7 +126,7 @@ class LoopBody:
             if _is_pure(eqn) and live.isdisjoint(eqn.outvars):
                 continue
             kept.append(eqn)
-            read = _mask(eqn) if id(eqn) in replaced else eqn.invars
+            read = Loaded.of(eqn).selecting if id(eqn) in replaced else eqn.invars
             live.update(variables(read))
         return kept[::-1]
 
@@ -147,7 +150,7 @@ class LoopBody:
             )
         self._require_unwritten(found.ref)
         # What a mask selects from is read to registers.
-        is_multiplied = not _mask(eqn) and self._is_multiplied(eqn)
+        is_multiplied = not Loaded.of(eqn).selecting and self._is_multiplied(eqn)
         load = Load(eqn, found, self._written[found.ref], is_multiplied)
         used = [*found.atoms, *(x for e in self.slice_of([load]) for x in e.invars)]
         if not any(x is self._jaxpr.invars[-1] for x in used):
@@ -208,7 +211,7 @@ class LoopBody:
     def _slice_of_equation(self, i: int) -> frozenset[int]:
         eqn = self.equations[i]
         if eqn.primitive in sources.LOADS:
-            ref = sources.reference(eqn)
+            ref = Loaded.of(eqn).ref
             try:
                 self._require_unwritten(ref)
             except RefusedError as why:
@@ -272,14 +275,6 @@ def _is_pure(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation only computes, or loads."""
     positions = (isinstance(x, _jax.NamedAxisEffect) for x in eqn.effects)
     return eqn.primitive in sources.LOADS or all(positions)
-
-
-def _mask(eqn: _jax.JaxprEqn) -> list[Any]:
-    """The operands of a load that its values are selected by."""
-    if eqn.primitive is _jax.get_p:
-        return []
-    given = sources.operands(eqn)
-    return [x for x in (given.get("mask"), given.get("other")) if x is not None]
 
 
 def _is_ref(x: Any) -> bool:

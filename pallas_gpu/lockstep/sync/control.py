@@ -155,39 +155,10 @@ def _while(program: Program, op: ir.Operation) -> Step:
             strand.env[slot] = value
 
     def plain(strand: Any) -> None:
-        # Nothing waits in it: each thread leaves by itself.
-        outer, found = strand.mask, None
-        carry = [strand.env[i] for i in inputs]
-        for trip in itertools.count():
-            if trip == _MOST_TRIPS:
-                raise LivelockError(f"a loop of {strand.name} has run {trip} times")
-            enter(strand, before, carry)
-            before.run(strand)
-            condition, *passed = before.values(strand)
-            active = strand.active()
-            if found is not None and strand.mask is not outer:
-                passed = [
-                    _held(active, *pair) for pair in zip(passed, found, strict=True)
-                ]
-            found, going = passed, active & np.asarray(condition)
-            if not going.any():
-                break
-            if not (going == active).all():
-                strand.mask = going
-            enter(strand, after, passed)
-            after.run(strand)
-            carry = after.values(strand)
-        strand.mask = outer
-        for slot, value in zip(out, passed, strict=True):
-            strand.env[slot] = value
+        for _ in run(strand):
+            raise AssertionError("a loop without waits has waited")
 
     return run if before.blocks or after.blocks else plain
-
-
-def _held(active: np.ndarray, new: Any, old: Any) -> Any:
-    """New values of the active threads, and the old ones of the others."""
-    new, old = values.forced(new), values.forced(old)
-    return np.where(active[:, None] if new.ndim == 2 else active, new, old)
 
 
 # --- special registers ----------------------------------------------------------------

@@ -9,7 +9,7 @@ warnings.
 from __future__ import annotations
 
 from pallas_gpu import errors, types
-from pallas_gpu.entry import check
+from pallas_gpu.checks.stores import Stores, read_unwritten
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import slow
 
@@ -26,7 +26,7 @@ def warn(params: CallParams) -> None:
         for i, ref in enumerate(body.invars[params.num_inputs :])
         if i not in aliased and ref.aval.size
     }
-    stores = check.parts.Stores(body, refs, params.mesh.axes)
+    stores = Stores(body, refs, params.mesh.axes)
     for ref in stores.unwritten():
         _show(
             f"kernel {params.name}: nothing is stored to {refs[ref]}",
@@ -35,7 +35,7 @@ def warn(params: CallParams) -> None:
             "out of the types of the results",
             params.defined_at,
         )
-    for name, aval, where in check.results.read_unwritten(body):
+    for name, aval, where in read_unwritten(body):
         _show(
             f"kernel {params.name}: {types.describe(aval)} ({name}) is read, and "
             "nothing is stored to it",
@@ -55,17 +55,14 @@ def warn(params: CallParams) -> None:
     _warn_of_race(params, refs, stores)
 
 
-def _warn_of_race(
-    params: CallParams, refs: dict[object, str], stores: check.parts.Stores
-) -> None:
+def _warn_of_race(params: CallParams, refs: dict[object, str], stores: Stores) -> None:
     """Warns of elements that CTAs overwrite with different values."""
     mesh = params.mesh
     several = {name for name, size in mesh.axes if size > 1}
     grid, cluster = (
         several.intersection(x) for x in (mesh.grid_names, mesh.cluster_names)
     )
-    common = check.results.common_stores(params.jaxpr, stores, grid, cluster)
-    found = next((store for store in common if store[1]), None)
+    found = next((x for x in stores.common(grid, cluster) if x[1]), None)
     if found is None:
         return
     ref, axes, where = found

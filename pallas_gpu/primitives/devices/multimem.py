@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
@@ -20,12 +20,20 @@ __all__ = ["multimem_load_reduce", "multimem_store"]
 multimem_store_p = registry.define(
     "multimem_store", "multimem", writes=("dst",), multicast=("dst",)
 )
+
+
+def _needs_of_float8(op: Any) -> Iterator[tuple[arch.Feature, str]]:
+    if op.results[0].dtype.itemsize == 1:
+        yield arch.Feature.MULTIMEM_FLOAT8, "a multimem_load_reduce of float8"
+
+
 multimem_load_reduce_p = registry.define(
     "multimem_load_reduce",
     "multimem",
     result=lambda operands, **_: operands["src"].array_type(),
     reads=("src",),
     multicast=("src",),
+    needs=_needs_of_float8,
 )
 
 _INTEGERS = ("int32", "uint32", "int64", "uint64")

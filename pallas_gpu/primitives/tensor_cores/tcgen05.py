@@ -7,7 +7,7 @@ to sparse operands in `sparsity.py`, to several tiles of rows in `tiles.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -27,6 +27,14 @@ from pallas_gpu.primitives.tensor_cores import pairs, products, scales, sparsity
 
 __all__ = ["tcgen05_mma", "tcgen05_commit_arrive"]
 
+
+def _needs_of_bytes(op: Any) -> Iterator[tuple[arch.Feature, str]]:
+    # Where 8-bit integers are multiplied: they are no scales or metadata.
+    dtypes = {x.dtype for x in op.inputs}
+    if not dtypes.isdisjoint({jnp.dtype(jnp.int8), jnp.dtype(jnp.uint8)}):
+        yield arch.Feature.TCGEN05_INT8, "a tcgen05_mma of 8-bit integers"
+
+
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
     "tcgen05",
@@ -34,6 +42,7 @@ tcgen05_mma_p = registry.define(
     writes=("acc", "barrier"),
     asynchronous=True,
     feature=arch.Feature.TCGEN05,
+    needs=_needs_of_bytes,
 )
 tcgen05_commit_arrive_p = registry.define(
     "tcgen05_commit_arrive",

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check.jax_operations import refuse_collective
-from pallas_gpu.entry.check.references import writes
+from pallas_gpu import _jax, errors
+from pallas_gpu.checks.jax_operations import refuse_collective
+from pallas_gpu.checks.references import written_inputs
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.build import region_of
 from pallas_gpu.program.nodes import Fault, Op
 from pallas_gpu.program.walk import walk
 from pallas_gpu.sparsecore.check import budgets, vectors
@@ -30,11 +29,16 @@ def check(jaxpr: _jax.Jaxpr, kernel: Kernel, num_inputs: int) -> None:
     """Checks every operation of a body, and raises what is wrong with the first."""
     known: set[Any] = set()
     for site in walk(jaxpr):
-        try:
+        with errors.at(site.line):
             _check(site.op, kernel, known)
-        except errors.PallasGpuError as error:
-            raise error.with_location(site.where) from None
-    _refuse_written_inputs(jaxpr, num_inputs)
+    for i, called, array, where in written_inputs(jaxpr, num_inputs):
+        raise errors.KernelError(
+            f"input {i} of the kernel is written",
+            expected="copies to outputs of the kernel and to scratch memory",
+            got=f"{called} to {array}, an input",
+            hint="declare a result for it in out_type",
+            where=where,
+        )
     budgets.require(jaxpr, kernel)
 
 
@@ -50,17 +54,3 @@ def _check(op: Op, kernel: Kernel, known: set[Any]) -> None:
     own = registry.check_of(op.primitive, MACHINE)
     if own is not None:
         own(op, kernel)
-
-
-def _refuse_written_inputs(jaxpr: _jax.Jaxpr, num_inputs: int) -> None:
-    arrays = region_of(jaxpr).inputs[:num_inputs]
-    for origin, (access, site) in writes(jaxpr).items():
-        if origin in arrays:
-            raise errors.KernelError(
-                f"input {origin.index} of the kernel is written",
-                expected="copies to outputs of the kernel and to scratch memory",
-                got=f"{registry.called(site.op.primitive)} to "
-                f"{types.describe(access.buffer.aval)}, an input",
-                hint="declare a result for it in out_type",
-                where=site.where,
-            )

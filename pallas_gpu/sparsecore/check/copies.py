@@ -183,7 +183,8 @@ def _require_tiles(access: Access, kernel: Kernel) -> None:
     tiles = ((-2, COMPACT_ROWS), (-1, COMPACT_ROW))
     if all(window.sizes[axis] == window.array_shape[axis] for axis, _ in tiles):
         return
-    packed, divisors = WORD_BYTES // itemsize, kernel.starts.divisors(access)
+    packed = WORD_BYTES // itemsize
+    divisors = [x.divisor for x in kernel.starts.of(access)]
     for axis, tile in tiles:
         size, known = window.sizes[axis], divisors[axis]
         if size == window.array_shape[axis]:
@@ -217,7 +218,7 @@ def _check_print(op: Op, kernel: Kernel) -> None:
         return
     wide = len(shape) > 1 and shape[-1] > COMPACT_ROW
     narrow = jnp.dtype(access.dtype).itemsize < WORD_BYTES
-    if narrow or (wide and kernel.starts.divisors(access)[-1] % COMPACT_ROW):
+    if narrow or (wide and kernel.starts.of(access)[-1].divisor % COMPACT_ROW):
         raise errors.LayoutError(
             "debug_print of a part of a reference that does not start with a tile",
             expected=f"32-bit elements from a multiple of {COMPACT_ROW} on, or all of "

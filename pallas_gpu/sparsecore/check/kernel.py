@@ -7,8 +7,8 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu.arch import tpu
+from pallas_gpu.program.facts import Starts
 from pallas_gpu.program.nodes import Access
-from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.types import CompilerParams
 
 

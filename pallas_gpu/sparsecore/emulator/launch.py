@@ -15,13 +15,10 @@ from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.orders.choices import Directed
-from pallas_gpu.emulator.engine.plan import Plan, plan_of
+from pallas_gpu.emulator.engine.plan import Plan
 from pallas_gpu.emulator.engine.scheduler import Pool
-from pallas_gpu.entry import call
-from pallas_gpu.entry.memory import trial
-from pallas_gpu.program import indices
-from pallas_gpu.program.build import region_of
-from pallas_gpu.program.walk import walk
+from pallas_gpu.entry import call, trial
+from pallas_gpu.program.walk import last_line
 from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
 from pallas_gpu.sparsecore.emulator.semaphores import SemaphoreArray
@@ -42,12 +39,6 @@ class _SparseCores:
         target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
         trial.require_code(params, target, lambda *_: True)
         return params
-
-    def plan(self, params: call.CallParams) -> Plan:
-        """Returns the plan of the body."""
-        # A plan watches the arithmetic of what is marked.
-        indices.mark(region_of(params.jaxpr))
-        return plan_of(params.jaxpr, MACHINE)
 
     def names(self, params: call.CallParams) -> list[str]:
         """Returns the names of the results."""
@@ -103,7 +94,7 @@ class Launch:
     ):
         self.execution = execution
         execution.kind = "core"
-        execution.default_line = lambda: _last_line(params)
+        execution.default_line = lambda: last_line(params.jaxpr)
         self._params, self._plan = params, plan
         self._device = Device(execution, schedule)
         self._partial = schedule.partial_results or schedule.like_upstream
@@ -171,7 +162,7 @@ class Launch:
                 f"first at {[int(i) for i in first]}",
                 hint="copy to the rest too; if it is meant to be undefined, run with "
                 "interpret=plsc.InterpretParams(partial_results=True)",
-                where=_last_line(self._params),
+                where=last_line(self._params.jaxpr),
             )
             elements = tuple((int(i), int(i) + 1) for i in first)
             report(error.about(buffer=array.name, elements=elements))
@@ -190,11 +181,6 @@ class Launch:
     def started(self) -> int:
         """How many cores have started."""
         return self._params.mesh.axes[0][1]
-
-
-def _last_line(params: call.CallParams) -> str | None:
-    lines = (site.where for site in reversed(walk(params.jaxpr)))
-    return next((line for line in lines if line is not None), None)
 
 
 def _run(

@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import call, mutable, over_arrays, scope
-from pallas_gpu.entry.caching import captured
-from pallas_gpu.entry.kernel import check_types, interpretation, with_scratch
+from pallas_gpu import errors, expect, types
+from pallas_gpu.entry import over_arrays, scope
+from pallas_gpu.entry.caching import repeated
+from pallas_gpu.entry.kernel import (
+    check_types,
+    interpretation,
+    launch_body,
+    with_scratch,
+)
 from pallas_gpu.entry.scoped import is_declaration
+from pallas_gpu.entry.trace import Arrays, Traced
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Starts
 from pallas_gpu.sparsecore import check
 from pallas_gpu.sparsecore.check.kernel import Kernel
-from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.entry import kinds, trace
 from pallas_gpu.sparsecore.primitives.scoped import require_declaration
 from pallas_gpu.sparsecore.types import (
@@ -26,11 +33,8 @@ from pallas_gpu.sparsecore.types import (
     VectorSubcoreMesh,
     chips,
 )
-from pallas_gpu.types import values
 
 _MISSING: Any = object()
-# Traces that a kernel keeps, one for each combination of argument types.
-_KEPT_TRACES = 64
 _A_MESH = expect.instance(
     VectorSubcoreMesh, ScalarSubcoreMesh, written="plsc.VectorSubcoreMesh(...)"
 )
@@ -122,114 +126,42 @@ def kernel(
         for leaf in jax.tree.leaves(scratch_types, is_leaf=is_declaration):
             require_declaration(leaf)
         full = with_scratch(body, scratch_types, (), f"kernel {name}")
-    launch = _Launch(body, full, out_type, mesh, name, params, interpret, debug, {})
-    return over_arrays.OverArrays(lambda *args: launch(args), body)
+    kept = repeated.Kept((body,), interpret)
+    tracer = functools.partial(_traced, body)
+
+    def call(*args: Any) -> Any:
+        return launch_body(
+            full, args, out_type, mesh=mesh, name=name, compiler_params=params,
+            interpret=interpret, debug=debug, kept=kept, tracer=tracer,
+        )  # fmt: skip
+
+    return over_arrays.OverArrays(call, body, kept)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Launch:
-    """A kernel, and the bodies that it has traced for types of arguments."""
-
-    author: Callable[..., Any]
-    body: Callable[..., Any]
-    out_type: Any
-    mesh: Any
-    name: str
-    params: CompilerParams
-    interpret: Any
-    debug: bool
-    cache: dict[Any, Any]
-
-    def __call__(self, args: Sequence[Any]) -> Any:
-        given, in_tree = jax.tree.flatten(tuple(args), is_leaf=mutable.is_view)
-        what = f"kernel {self.name}: an argument"
-        flat = [values.array(mutable.initial(x, self.name), what) for x in given]
-        outs, out_tree = jax.tree.flatten(self.out_type)
-        # What is updated in place is a result, too.
-        updated = [i for i, x in enumerate(given) if mutable.is_mutable(x)]
-        self._require_different([given[i] for i in updated], given)
-        types_ = (*flat, *outs, *(flat[i] for i in updated))
-        avals = [_jax.ShapedArray(x.shape, x.dtype) for x in types_]
-        with chips.tracing_for(self.params.target), scope.locating(self.author):
-            chip = chips.current()
-            mesh = self.mesh.of_chip(chip)
-            options: Any = dataclasses.replace(self.params, target=chip.name)
-            jaxpr = self._traced(
-                avals, tuple(updated), in_tree, out_tree, mesh, options
-            )
-        launch = call.CallParams(
-            jaxpr=jaxpr,
-            mesh=mesh,
-            batch=(),
-            out_avals=tuple(avals[len(flat) :]),
-            compiler_params=options,
-            interpret=call.resolve_interpret(self.interpret),
-            name=self.name,
-            aliases=tuple((i, len(outs) + k) for k, i in enumerate(updated)),
+def _traced(
+    author: Callable[..., Any],
+    body: Callable[..., Any],
+    arrays: Arrays,
+    mesh: Any,
+    name: str,
+    params: CompilerParams,
+    _: bool,
+) -> Traced:
+    """Traces a body for the chip that runs it, and checks it; see `Tracer`."""
+    sources = [x for x in arrays.sources if x is not None]
+    if len({*map(id, sources)}) < len(sources):
+        raise errors.UnsupportedError(
+            f"kernel {name}: a jax.Ref is passed twice",
+            expected="one argument for each reference",
+            got="two arguments that are one array",
+            hint="use one parameter of the body for it",
         )
-        results = call.kernel_p.bind(*_jax.vary_alike(flat), **launch.as_dict())
-        found = zip(updated, results[len(outs) :], strict=True)
-        mutable.update([(given[i], value) for i, value in found], self.name)
-        return jax.tree.unflatten(out_tree, results[: len(outs)])
-
-    def _require_different(self, refs: Sequence[Any], given: Sequence[Any]) -> None:
-        """Raises for a reference that is passed twice, or in parts."""
-        mutable.require_no_overlap(given, refs, self.name)
-        if len({id(ref) for ref in refs}) < len(refs):
-            raise errors.UnsupportedError(
-                f"kernel {self.name}: a jax.Ref is passed twice",
-                expected="one argument for each reference",
-                got="two arguments that are one array",
-                hint="use one parameter of the body for it",
-            )
-
-    def _traced(
-        self,
-        avals: Any,
-        updated: tuple[int, ...],
-        in_tree: Any,
-        out_tree: Any,
-        mesh: Any,
-        options: Any,
-    ) -> _jax.Jaxpr:
-        seen = captured.captured((self.author,))
-        key = (tuple(avals), updated, in_tree, options.target, _jax.trace_context())
-        before, jaxpr = self.cache.get(key, (None, None))
-        if jaxpr is not None and before == seen:
-            return jaxpr
-        flat_body = _over_flat_refs(
-            self.body, in_tree, out_tree, self.out_type, updated
-        )
-        jaxpr = trace.trace_body(flat_body, avals, mesh, self.name)
+    with chips.tracing_for(params.target), scope.locating(author):
+        chip = chips.current()
+        mesh, params = mesh.of_chip(chip), dataclasses.replace(params, target=chip.name)
+        jaxpr = trace.trace_body(body, arrays, mesh, name)
         for own, its_mesh in kinds.of_each_kind(jaxpr, mesh):
-            starts = Starts(own, its_mesh.axes)
-            kernel = Kernel(self.name, its_mesh, options, chips.current(), starts)
-            check.check(own, kernel, in_tree.num_leaves)
-        if len(self.cache) >= _KEPT_TRACES:
-            self.cache.pop(next(iter(self.cache)))
-        self.cache[key] = seen, jaxpr
-        if self.debug:
-            print(f"kernel {self.name}:\n{jaxpr}")
-        return jaxpr
-
-
-def _over_flat_refs(
-    body: Any, in_tree: Any, out_tree: Any, out_type: Any, updated: tuple[int, ...]
-) -> Any:
-    """Restores the pytrees of arguments; flattens a tuple of results, as upstream.
-
-    The reference to an argument that is updated in place is that of its result.
-    """
-    spread = isinstance(out_type, tuple | list)
-
-    @functools.wraps(body)
-    def flat_body(*refs: Any) -> Any:
-        n_in, n_out = in_tree.num_leaves, out_tree.num_leaves
-        given, results = list(refs[:n_in]), refs[n_in : n_in + n_out]
-        for i, ref in zip(updated, refs[n_in + n_out :], strict=True):
-            given[i] = ref
-        inputs = jax.tree.unflatten(in_tree, given)
-        outputs = jax.tree.unflatten(out_tree, results)
-        return body(*inputs, *(outputs if spread else (outputs,)))
-
-    return flat_body
+            starts = Starts(region_of(own), its_mesh.axes)
+            kernel = Kernel(name, its_mesh, params, chip, starts)
+            check.check(own, kernel, len(arrays.inputs))
+    return arrays.call(jaxpr, mesh, name, params), ()

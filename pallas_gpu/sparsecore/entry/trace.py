@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import jax_errors, plain, scope
-from pallas_gpu.entry.allocations import allocated
-from pallas_gpu.program.bodies import line_of_use
+from pallas_gpu import _jax, errors
+from pallas_gpu.entry import scope
+from pallas_gpu.entry.scoped import scoped
+from pallas_gpu.entry.trace import Arrays, refuse_reference
+from pallas_gpu.primitives.scoped import get_global_p
+from pallas_gpu.program.bodies import bodies, equations, line_of_use
+from pallas_gpu.program.rewrite import Retrace, at_line_of, is_followed
 from pallas_gpu.sparsecore.types import (
     HBM,
     Scratch,
@@ -25,25 +27,22 @@ from pallas_gpu.sparsecore.types import (
 
 
 def trace_body(
-    body: Callable[..., Any], avals: Sequence[Any], mesh: Any, name: str
+    body: Callable[..., Any], arrays: Arrays, mesh: Any, name: str
 ) -> _jax.Jaxpr:
     """Traces a body over references to arrays of these types, without consts."""
     with scope.tracing(mesh), scope.locating(body):
-        for aval in avals:
+        for aval in arrays.avals:
             require_stored(aval.dtype, f"kernel {name}: an argument or result")
-        refs = [SparseCoreRef(aval, HBM) for aval in avals]
+        who = f"kernel {name}"
+        closed, _ = arrays.traced(
+            body, mesh, who, lambda aval: SparseCoreRef(aval, HBM), _RETURNED, 1
+        )
+        pairs = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        consts = [_constant(*pair, closed.jaxpr, name) for pair in pairs]
+        return _allocated(closed.jaxpr, consts, mesh.axes)
 
-        @functools.wraps(body)
-        def bound(*given: Any) -> None:
-            hint = "copy results to the output references: plsc.sync_copy(x, out_ref)"
-            scope.require_none(f"kernel {name}", body, body(*given), hint)
 
-        with jax_errors.typed(mesh):
-            closed, _ = _jax.trace(bound, refs, mesh.axes)
-            scope.require_applied()
-            closed, _ = plain.plain(closed, mesh, 1)
-        consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
-        return allocated(closed.jaxpr, consts, mesh.axes, _declared)
+_RETURNED = "copy results to the output references: plsc.sync_copy(x, out_ref)"
 
 
 def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
@@ -62,21 +61,9 @@ def _declared(eqn: _jax.JaxprEqn) -> Scratch | Semaphore:
     return Scratch(space, tuple(ref.shape), ref.dtype, getattr(ref, "tiling", None))
 
 
-def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:
-    return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-
-
 def _constant(var: Any, value: Any, jaxpr: _jax.Jaxpr, name: str) -> Any:
     """Returns a number that a body closes over; raises for anything else."""
-    where = line_of_use(jaxpr, var)
-    if isinstance(var.aval, types.refs.IndexableRef):
-        raise errors.KernelError(
-            f"kernel {name}: a reference is used outside its scope",
-            expected="references that the kernel or run_scoped passes to its body",
-            got=types.describe(var.aval),
-            hint="use it in the function that gets it, or declare it in scratch_types",
-            where=where,
-        )
+    refuse_reference(var, jaxpr, name, "scratch_types")
     if (
         isinstance(var.aval, _jax.AbstractRef)
         or var.aval.shape
@@ -89,6 +76,84 @@ def _constant(var: Any, value: Any, jaxpr: _jax.Jaxpr, name: str) -> Any:
             expected="arrays as arguments; only numbers may be closed over",
             got=f"{var.aval.str_short()}",
             hint="pass it as an argument, and copy what is needed to VMEM or SMEM",
-            where=where,
+            where=line_of_use(jaxpr, var),
         )
     return np.asarray(value)[()]
+
+
+# --- memory that a body asks for by a call: `get_global`, `jax.empty_ref` -------------
+# Either becomes a scope, around the body or around the rest of it.
+
+_EMPTY_REF = "empty_ref"  # JAX's
+
+
+class _Scopes(Retrace):
+    """A body whose requests have references.
+
+    Args:
+      refs: those of `get_global`, by the variables of its calls.
+    """
+
+    def __init__(self, refs: dict[Any, Any]):
+        super().__init__()
+        self._refs = refs
+
+    def is_replaced(self, eqn: _jax.JaxprEqn) -> bool:
+        return eqn.primitive is get_global_p or eqn.primitive.name == _EMPTY_REF
+
+    def results(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
+        if self.is_replaced(eqn):
+            return [self._refs[eqn.outvars[0]]]
+        inner = (each for body in bodies(eqn) for each in equations(body.jaxpr))
+        asked = next(filter(self.is_replaced, inner), None)
+        if asked is not None and not is_followed(eqn):
+            raise errors.UnsupportedError(
+                f"{asked.primitive.name} in a {eqn.primitive.name}",
+                expected="a call outside of it",
+                got="a call in its body",
+                hint="allocate the memory before: its iterations overlap",
+            )
+        return None
+
+    def evaluated(self, listed: Any, known: dict[Any, Any], outs: Any) -> list[Any]:
+        names = [eqn.primitive.name for eqn in listed]
+        if _EMPTY_REF not in names:
+            return super().evaluated(listed, known, outs)
+        at = names.index(_EMPTY_REF)
+        self.evaluate(listed[:at], known)
+        (var,) = listed[at].outvars
+
+        def within(ref: Any) -> list[Any]:
+            return self.evaluated(listed[at + 1 :], {**known, var: ref}, outs)
+
+        with at_line_of(listed[at]):
+            return scoped(within, [_declared(listed[at])], names=[_EMPTY_REF])
+
+
+def _allocated(jaxpr: _jax.Jaxpr, consts: Sequence[Any], axes: Any) -> _jax.Jaxpr:
+    """Returns a body in which scopes allocate what is asked for.
+
+    Args:
+      jaxpr: the body.
+      consts: what stands for its constants.
+      axes: with which it is traced.
+    """
+    if not consts and not _Scopes({}).replaces_in(jaxpr):
+        return jaxpr
+    asked = [e for e in equations(jaxpr) if e.primitive is get_global_p]
+    found = {eqn.outvars[0]: eqn for eqn in asked}
+
+    def again(*given: Any) -> None:
+        def within(*refs: Any) -> None:
+            scopes = _Scopes(dict(zip(found, refs, strict=True)))
+            scopes.run(jaxpr, given, consts)
+
+        if not found:
+            within()
+            return
+        with at_line_of(asked[0]):
+            whats = list(map(_declared, found.values()))
+            scoped(within, whats, names=["get_global"] * len(whats))
+
+    avals = [v.aval.update() for v in jaxpr.invars]
+    return _jax.trace(again, avals, axes)[0].jaxpr

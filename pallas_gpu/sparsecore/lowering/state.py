@@ -16,8 +16,9 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.window import Sum
 from pallas_gpu.lowering import rules
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Starts
 from pallas_gpu.program.nodes import Access, Op
-from pallas_gpu.sparsecore.check.starts import Starts
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.memory import Part
 from pallas_gpu.sparsecore.emitters.module import Module
@@ -60,7 +61,7 @@ class SparseCoreState:
     @functools.cached_property
     def starts(self) -> Starts:
         """What is known of the parts that the body accesses."""
-        return Starts(self.params.jaxpr, self.params.mesh.axes)
+        return Starts(region_of(self.params.jaxpr), self.params.mesh.axes)
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
@@ -107,7 +108,7 @@ class SparseCoreState:
             return total
 
         starts = [start(x) for x in access.window.starts]
-        window = access.window.at(starts, self.starts.divisors(access))
+        window = access.window.at(starts, [x.divisor for x in self.starts.of(access)])
         return Part(read(access.buffer), window)
 
     def no_rule(self, op: Op) -> errors.PallasGpuError:

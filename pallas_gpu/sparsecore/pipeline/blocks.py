@@ -10,9 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import errors, expect
-from pallas_gpu.entry import scope
+from pallas_gpu.pipeline.index_maps import block_index
 from pallas_gpu.sparsecore.types import Space
-from pallas_gpu.types import values
 from pallas_gpu.types.block_spec import Blocked, is_squeezed, shape_of, size_of
 from pallas_gpu.types.indexing import ds
 
@@ -100,26 +99,8 @@ class BlockSpec:
         Raises:
           ArgumentError, ArgumentTypeError: the map has the wrong results.
         """
-        rank = len(self.entries)
-        if self.index_map is None:
-            return (0,) * rank
-        found = self.index_map(*indices)
-        found = found if isinstance(found, tuple | list) else (found,)
-        if len(found) != rank:
-            raise errors.ArgumentError(
-                f"BlockSpec of {what}: the index map returns the wrong number of "
-                "indices",
-                expected=f"{rank}, one per dimension of the array",
-                got=f"{len(found)}",
-                hint="return an index for squeezed dimensions too",
-                where=scope.location(self.index_map),
-            )
-        name = f"BlockSpec of {what}: an index of the index map"
-        with scope.locating(self.index_map):
-            return tuple(
-                i if isinstance(entry, Indirect) else values.index(i, name)
-                for i, entry in zip(found, self.entries, strict=True)
-            )
+        rank, is_indirect = len(self.entries), lambda entry: isinstance(entry, Indirect)
+        return tuple(block_index(self, indices, rank, what, is_indirect))
 
     def part(self, ref: Any, index: Sequence[Any]) -> Any:
         """Returns the block with an index as a part of the array."""

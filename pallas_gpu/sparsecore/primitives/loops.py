@@ -71,18 +71,17 @@ def parallel_loop(
                 "use the reference in the body: it is captured",
             )  # fmt: skip
 
-    length = None
-    if all(isinstance(x, int) for x in bounds):
-        length = max(0, -(-(upper - lower) // step))
+    is_static = all(isinstance(x, int) for x in bounds)
+    length = control.trips(*bounds) if is_static else None
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, "parallel_loop: the body")
 
         def iteration(index: Any, given: Any) -> Any:
-            if carry is None:
-                result = scope.call("parallel_loop", body, index)
-                return scope.require_none("parallel_loop", body, result)
-            return scope.call("parallel_loop", body, index, given)
+            has_carry = carry is not None
+            return control.called(
+                "parallel_loop", body, index, given, has_carry=has_carry
+            )
 
         return control.bound_loop(
             parallel_loop_p, "parallel_loop", body, iteration, carry, bounds,

@@ -10,8 +10,7 @@ import jax
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import scope
-from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.entry.scoped import is_declaration, scoped
+from pallas_gpu.entry.scoped import called, is_declaration
 from pallas_gpu.primitives.scoped import get_global_p
 from pallas_gpu.sparsecore.types import Scratch, Semaphore, SemaphoreType
 
@@ -43,7 +42,7 @@ def run_scoped[T](f: Callable[..., T], *types: Any, **kw_types: Any) -> T:
     """
     for leaf in jax.tree.leaves((types, kw_types), is_leaf=is_declaration):
         require_declaration(leaf)
-    return scoped(f, types, kw_types, (), parameter_names(f, types, kw_types))
+    return called(f, (), types, kw_types)
 
 
 @expect.arguments()

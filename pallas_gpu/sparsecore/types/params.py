@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pallas_gpu import errors, expect
 from pallas_gpu.arch import tpu
@@ -58,6 +58,7 @@ class CompilerParams:
       ArgumentError, ArgumentTypeError: another invalid value, or two tilings.
     """
 
+    profile_space: ClassVar[int] = 0  # nothing is recorded
     target: str | None = None
     tiling: TilingName = "compact"
     use_tc_tiling_on_sc: dataclasses.InitVar[bool | None] = None

@@ -198,6 +198,19 @@ class Declaration:
         """Returns a fresh abstract reference of this declaration."""
         raise NotImplementedError
 
+    def to_refs(self, number: int) -> list[Any]:
+        """Returns the references that it declares, as the `number`-th in its scope."""
+        return [self.to_ref()]
+
+    def paths(self) -> list[str]:
+        """Returns how a body writes each of them, without the declaration's name."""
+        return [""]
+
+    def bound(self, refs: Sequence[Any]) -> Any:
+        """Returns what a body gets for these references."""
+        (ref,) = refs
+        return ref
+
     def get_ref_aval(self) -> Any:
         """`to_ref` under the name by which JAX's own Pallas calls it."""
         return self.to_ref()

@@ -70,11 +70,6 @@ class RefUnion(Declaration):
         return f"RefUnion({', '.join(map(repr, self.refs))})"
 
     def to_refs(self, number: int) -> list[KernelRef]:
-        """Returns fresh abstract references to the members, in order.
-
-        Args:
-          number: of the union in its scope.
-        """
         return [array.to_ref() for _, array in self._arrays(number)]
 
     def _arrays(self, number: int) -> list[tuple[str, ScratchType]]:
@@ -105,7 +100,6 @@ class RefUnion(Declaration):
         )
 
     def bound(self, refs: Sequence[Any]) -> UnionRef:
-        """Returns what a body gets for the references to the members."""
         return self._bound(iter(refs))
 
     def _bound(self, left: Iterator[Any]) -> UnionRef:
@@ -117,7 +111,6 @@ class RefUnion(Declaration):
         return UnionRef(jax.tree.unflatten(tree, members))
 
     def paths(self) -> list[str]:
-        """Returns how a body writes each member, without the union's name."""
         return [path for path, _ in self._arrays(0)]
 
     def check_scope(self, mesh: Mesh) -> None:

@@ -50,6 +50,11 @@ def scan_of_an_offset(n, a, b):
     return acc + jnp.float32(end - 320)
 
 
+def scan_over_offsets(n, a, b):
+    step = lambda acc, at: (acc + part(a, b, at), None)  # noqa: E731
+    return lax.scan(step, zeros(), 32 * jnp.arange(2, 12) - 64, reverse=True)[0]
+
+
 def while_of_an_offset(n, a, b):
     def step(carry):
         at, acc = carry
@@ -115,7 +120,8 @@ def of_carries(n, a, b):
     return jnp.where(odd & (bits == 159), acc, 0.0)
 
 
-LOOPS = [fori, fori_to_a_value, scan_of_an_offset, while_of_an_offset, loop, of_carries]
+LOOPS = [fori, fori_to_a_value, scan_of_an_offset, scan_over_offsets]
+LOOPS += [while_of_an_offset, loop, of_carries]
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
@@ -185,6 +191,21 @@ def partly(n, a, b):
     return lax.fori_loop(0, 10, step, zeros())
 
 
+def over_a_table(n, a, b):
+    step = lambda acc, at: (acc + part(a, b, at * 32), None)  # noqa: E731
+    return lax.scan(step, zeros(), jnp.arange(10) + n[0] - 10)[0]
+
+
+def until_a_flag(n, a, b):
+    def step(carry):
+        i, acc, _ = carry
+        return i + 1, acc + part(a, b, i * 32), i >= 9
+
+    return lax.while_loop(lambda carry: ~carry[2], step, (0, zeros(), False))[1]
+
+
+SLICED = "its loop slices or stacks arrays: let it carry, read and store parts"
+ENDLESS = "its loop runs until something else than `index < bound` is false"
 CARRIED = "its indices depend on the loop's carry"
 
 
@@ -194,6 +215,8 @@ CARRIED = "its indices depend on the loop's carry"
         (linked, [CARRIED] * 2),
         (of_two, ["the loop has 2 iterations only"] * 2),
         (elementwise, []),
+        (over_a_table, [SLICED] * 2),
+        (until_a_flag, [ENDLESS] * 2),
         (partly, ["each iteration loads the same: load it before the loop"]),
     ],
     ids=lambda x: getattr(x, "__name__", ""),

@@ -120,6 +120,20 @@ def test_a_load_of_rows_that_start_at_two_bytes(x, o):
         o[:, :62] = x[plgpu.ds(i * 8, 8), :62].astype(F32)
 
 
+@refused_by(emulated, X.astype(np.float16)[:, :64], np.zeros(3, np.int32))
+def test_a_load_that_starts_at_any_column(x, starts, o):
+    @plgpu.loop(0, 3, num_stages=2)  # HERE
+    def _(i):
+        o[:, :8] = x[:8, plgpu.ds(starts[i], 8)].astype(F32)
+
+
+@refused_by(emulated, X.astype(np.float16)[:, :64])
+def test_a_load_of_a_column(x, o):
+    @plgpu.loop(0, 3, num_stages=2)  # HERE
+    def _(i):
+        o[0, :8] = x[plgpu.ds(i * 8, 8), 2].astype(F32)
+
+
 @refused_by(emulated, X)
 def test_a_body_without_loads(x, o):
     @plgpu.loop(0, 3, num_stages=2)  # HERE

@@ -258,6 +258,29 @@ def test_words_are_extended_once_where_a_factor_is_float32():
     assert "shl.b32" in report.ptx and "cvt.f32.bf16" not in report.ptx
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_remainder_is_exact_however_large_the_quotient_is(dtype):
+    x = np.array([3e38, 2**31, -1e20, 1e-3, 7, -np.inf, np.nan, 5], dtype)
+    y = np.array([255.5, 2.5, 3, 1e-40, np.inf, 2, 1, 0], dtype)
+    with np.errstate(invalid="ignore"):
+        expected = np.fmod(x, y)
+    assert (abs(expected[:3]) < y[:3]).all()
+    with jax.enable_x64(dtype is np.float64):
+        make = everywhere.elementwise(lax.rem, dtype, shape=x.shape)
+        everywhere.check(make, [x, y], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32])
+def test_an_integer_of_any_type_selects(dtype):
+    x, which = np.arange(128, dtype=np.float32), np.arange(128, dtype=dtype) % 3
+
+    def chosen(which, x):
+        return lax.select_n_p.bind(which, x, x + 1, x - 1)
+
+    make = everywhere.elementwise(chosen, np.float32, shape=x.shape)
+    everywhere.check(make, [which, x], chosen(which, x))
+
+
 @pytest.mark.offline
 def test_every_function_of_floats_compiles():
     """One kernel with all of them: what the pipeline has no form of, fails in it."""

@@ -19,6 +19,9 @@ from tests.support.semantics import BOTH
 # The name of a function: its text has an address, which differs between processes.
 NAME = operator.attrgetter("__name__")
 
+LIMITED = [np.float32, np.uint8, np.int16, jnp.bfloat16]
+LIMITED += [jnp.int4, jnp.uint2, jnp.float8_e4m3fn, jnp.float4_e2m1fn]
+
 
 def numbers(shape, dtype=np.int32) -> np.ndarray:
     """Small numbers, none of them 0: an element that is lost or counted twice shows."""
@@ -72,7 +75,7 @@ def test_a_reduction_of_an_axis_counts_no_padding(shape, axis, reduce):
     compare(lambda x: reduce(x, axis=axis), numbers(shape))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", LIMITED)
 @pytest.mark.parametrize("reduce", [jnp.max, jnp.min], ids=NAME)
 def test_the_limits_of_each_type_are_identities(dtype, reduce):
     x = numbers((65, 3)).astype(dtype)

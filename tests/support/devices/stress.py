@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives on GPUs, each launched often, while devices wait at random.
 
-`python -m tests.support.devices.stress [launches] [name ...]` on two GPUs or more; with
-one launch, under `compute-sanitizer`. A delay is in front of each signal of a
-collective, and behind it, so that devices and CTAs come in any order.
+`python -m tests.support.devices.stress [--calm] [launches] [name ...]` on two GPUs or
+more; with one launch, under `compute-sanitizer`. A delay is in front of each signal of
+a collective, and behind it, so that devices and CTAs come in any order; `--calm` leaves
+the delays out.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 
@@ -52,10 +54,15 @@ def there_and_back(x, axis_name, method):
 
 
 def product(f, x, axis_name, method):
-    # Sums that are exact, in any order, also if they are rounded on the way.
-    a = (x.reshape(-1, 64) % 2).astype(jnp.bfloat16)
+    # A device has bits of its own in a sum of eight, which bfloat16 represents: a wrong
+    # one says whose part is missing, or is that of another row or launch.
+    own = 8 // lax.axis_size(axis_name)
+    rows = x.reshape(-1, 64)
+    digit = 1 + rows[:, :1] % (2**own - 1)
+    places = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
+    a = jnp.where(places == 0, digit << (own * lax.axis_index(axis_name)), 0)
     w = jnp.ones((64, 256), jnp.bfloat16)
-    return f(a, w, axis_name, method=method)
+    return f(a.astype(jnp.bfloat16), w, axis_name, method=method)
 
 
 def small(f):
@@ -90,14 +97,32 @@ for name in ("all_gather", "reduce_scatter", "one_shot", "all_to_all"):
     CASES[f"small {name}"] = small(CASES[name])
 
 
+def compare(ours, theirs, launches):
+    """Raises AssertionError: how many results of each launch on each device differ."""
+    wrong = (ours != theirs).reshape(-1, launches, ours[0].size)
+    if not wrong.any():
+        return
+    at = np.argwhere(ours != theirs)[:: max(1, wrong.sum() // 6)]
+    pairs = [
+        f"{tuple(i)}: {ours[tuple(i)]} not {theirs[tuple(i)]}" for i in at.tolist()
+    ]
+    counts = "\n".join(str(device) for device in wrong.sum(-1).tolist())
+    raise AssertionError(
+        f"of {ours[0].size} results, for each device and launch, there differ\n"
+        + "\n".join([counts, *pairs])
+    )
+
+
 def check(name, launches):
+    in_a_program = min(launches, IN_A_PROGRAM)
+
     def program(method):
         def local(x):
             def step(x, _):
                 y = CASES[name](x, axis_name="x", method=method)
                 return x + 1, y
 
-            return lax.scan(step, x, None, length=min(launches, IN_A_PROGRAM))[1]
+            return lax.scan(step, x, None, length=in_a_program)[1]
 
         return over(mesh(), local)
 
@@ -106,15 +131,22 @@ def check(name, launches):
     for i in range(0, launches, IN_A_PROGRAM):
         x = jnp.arange(LENGTH * jax.device_count(), dtype=jnp.int32) * 7 % 1001 + i
         x = jax.device_put(x, jax.NamedSharding(mesh(), jax.P("x")))
-        np.testing.assert_array_equal(*(np.asarray(f(x)) for f in (ours, theirs)))
+        compare(np.asarray(ours(x)), np.asarray(theirs(x)), in_a_program)
 
 
 def main() -> int:
-    launches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser()
+    parser.add_argument("launches", type=int, nargs="?", default=200)
+    parser.add_argument("names", nargs="*", default=list(CASES), metavar="name")
+    parser.add_argument("--calm", action="store_true", help="no delays")
+    options = parser.parse_args()
+    launches = options.launches
     for name in ("semaphore_signal", "semaphore_signal_parallel", "atomic_xchg"):
-        setattr(plgpu, name, delayed(getattr(plgpu, name)))
-    names = sys.argv[2:] or CASES
-    return run({name: functools.partial(check, name, launches) for name in names})
+        if not options.calm:
+            setattr(plgpu, name, delayed(getattr(plgpu, name)))
+    return run(
+        {name: functools.partial(check, name, launches) for name in options.names}
+    )
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ REFUSED = (
         (),
         "LayoutError",
         "TMA cannot address them, and threads do not do these",
-        "entry/memory/instances::what_threads_cannot_copy_is_refused",
+        "memory/instances::what_threads_cannot_copy_is_refused",
     ),
     Refused(
         "copies to and from the SMEM of another CTA",

@@ -153,7 +153,7 @@ ROWS = (
             "descriptors: prefetch",
         ),
         (LOAD, STORE),
-        "entry/memory/workspace::tma_copies_to_and_from_scratch",
+        "memory/workspace::tma_copies_to_and_from_scratch",
         "emitters/tensor_map::a_kernel_fetches_its_descriptors_first",
         "prefetch.tensormap",
     ),
@@ -161,8 +161,8 @@ ROWS = (
         "instances of vmap that TMA cannot address",
         ("copy: GMEM addresses are multiples of 16 bytes",),
         (LOAD, STORE),
-        "entry/memory/instances::bytes_that_are_aligned_in_the_first_instance_alone",
-        "entry/memory/instances::the_instructions_are_those_of_threads",
+        "memory/instances::bytes_that_are_aligned_in_the_first_instance_alone",
+        "memory/instances::the_instructions_are_those_of_threads",
         "cp.async.ca.shared.global",
     ),
     Row(
@@ -273,8 +273,8 @@ ROWS = (
             "transforms: reshape and bitcast of references",
         ),
         ("run_scoped",),
-        "entry/memory/unions::bytes_lie_where_transforms_say",
-        "entry/memory/unions::it_compiles_to_shared_addresses_offline",
+        "memory/unions::bytes_lie_where_transforms_say",
+        "memory/unions::it_compiles_to_shared_addresses_offline",
         "st.shared",
         {
             "wait": "unions: no wait for the copy",
@@ -294,9 +294,8 @@ ROWS = (
         "scratch in GMEM, with initial contents",
         ("descriptors: general GMEM scratch", "scratch: GMEM"),
         ("run_scoped", "get_global"),
-        "entry/memory/workspace::"
-        "scratch_with_initial_contents_has_them_in_every_launch",
-        "entry/memory/workspace::it_compiles_offline",
+        "memory/workspace::scratch_with_initial_contents_has_them_in_every_launch",
+        "memory/workspace::it_compiles_offline",
         "st.global",
         {
             "wait": "workspace: no wait for the others",

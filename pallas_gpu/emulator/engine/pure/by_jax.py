@@ -37,6 +37,8 @@ def _operand(i: int) -> Callable[..., Any]:
 
 
 def _function(eqn: Any, i: int) -> Callable[..., Any]:
+    eqn = eqn.replace(params={k: _in_bytes(x) for k, x in eqn.params.items()})
+
     @jax.jit
     def compiled(*operands: Any) -> Any:
         return _jax.bind_again(eqn, list(operands))[i]
@@ -46,10 +48,7 @@ def _function(eqn: Any, i: int) -> Callable[..., Any]:
     def function(*operands: Any) -> Any:
         # XLA's CPU backend aborts the process in some operations on packed integers,
         # e.g. concatenate (jax 0.11.2).
-        wide = [
-            x.astype(narrow.held(x.dtype)) if narrow.is_integer(x.dtype) else x
-            for x in map(np.asarray, operands)
-        ]
+        wide = [x.astype(_held(x.dtype)) for x in map(np.asarray, operands)]
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             result = np.asarray(compiled(*wide))
         if narrow.is_integer(wanted):
@@ -57,3 +56,18 @@ def _function(eqn: Any, i: int) -> Callable[..., Any]:
         return result[()] if result.ndim == 0 else result
 
     return function
+
+
+def _held(dtype: Any) -> Any:
+    return narrow.held(dtype) if narrow.is_integer(dtype) else dtype
+
+
+def _in_bytes(param: Any) -> Any:
+    """Returns a parameter; a function of packed integers as one of bytes."""
+    if not isinstance(param, _jax.Jaxpr):
+        return param
+    avals = [v.aval for v in param.invars]
+    if not any(narrow.is_integer(aval.dtype) for aval in avals):
+        return param
+    wide = [jax.ShapeDtypeStruct(aval.shape, _held(aval.dtype)) for aval in avals]
+    return jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(param, (), *x))(*wide).jaxpr

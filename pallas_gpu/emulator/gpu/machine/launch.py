@@ -14,25 +14,25 @@ import numpy as np
 
 from pallas_gpu import arch, resources, types
 from pallas_gpu.arch.residency import Residency
+from pallas_gpu.checks import references
 from pallas_gpu.emulator import launches
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored
-from pallas_gpu.emulator.engine.plan import Plan, plan_of
+from pallas_gpu.emulator.engine.plan import Plan
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.emulator.gpu.machine.races import ClusterViewer
-from pallas_gpu.entry import call, check, expand
-from pallas_gpu.entry.memory import fences, trial
-from pallas_gpu.entry.memory.unions import inferred_members
-from pallas_gpu.entry.memory.workspace import WorkArray
+from pallas_gpu.entry import call, expand, trial
+from pallas_gpu.memory import fences
+from pallas_gpu.memory.sharing import inferred_members
+from pallas_gpu.memory.workspace import WorkArray
 from pallas_gpu.primitives.grids import griddepcontrol, launch_control
-from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.walk import uses, walk
+from pallas_gpu.program.walk import last_line, uses
 
 
 def run_devices(
@@ -69,11 +69,9 @@ class _Gpu:
           LayoutError: the compiler has no code for the kernel.
         """
         trial.require_code(params, _target(params))
-        return fences.with_fences(params)
-
-    def plan(self, params: call.CallParams) -> Plan:
-        """Returns the plan of the body."""
-        return _plan(params)
+        return params.with_body(
+            fences.with_fences(params.jaxpr, params.mesh, params.compiler_params)
+        )
 
     def names(self, params: call.CallParams) -> list[str]:
         """Returns the names of the results of a device."""
@@ -123,12 +121,6 @@ class _OnDevices:
         return sum(launch.ctas for launch in self.launches)
 
 
-def _plan(params: call.CallParams) -> Plan:
-    # A plan watches the arithmetic of what is marked.
-    indices.mark(region_of(params.jaxpr))
-    return plan_of(params.jaxpr)
-
-
 def _target(params: call.CallParams) -> Any:
     return arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
 
@@ -157,18 +149,16 @@ class Launch:
         plan: Plan | None = None,
     ):
         self._params = params
-        self._plan = plan or _plan(params)
+        self._plan = plan or launches.planned(params)
         self._device = device
         self._residency = _residency(params, device.target)
-        device.execution.default_line = functools.cache(
-            lambda: _last_use(params.jaxpr, None)
-        )
+        device.execution.default_line = functools.cache(lambda: last_line(params.jaxpr))
         if uses(params.jaxpr, griddepcontrol.wait_p):
             device.start_early()
         elif device.everywhere and params.compiler_params.skip_device_barrier:
             device.start_alone()
         names = _names(params)
-        stored = check.written(params.jaxpr) if device.like_upstream else ()
+        stored = references.written(params.jaxpr) if device.like_upstream else ()
         self._inputs = [
             device.place(name, np.array(x), read_only=False)
             if ref in stored
@@ -251,7 +241,7 @@ class Launch:
         results = region_of(self._params.jaxpr).inputs[self._params.num_inputs :]
         for array, ref in zip(self.outputs, results, strict=True):
             if not array.is_complete:
-                report(array.incomplete(_last_use(self._params.jaxpr, ref)))
+                report(array.incomplete(last_line(self._params.jaxpr, ref)))
 
     def _launched(self, positions: int) -> int:
         """Returns how many clusters of a grid are launched.
@@ -339,15 +329,8 @@ class Launch:
 
 
 def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
-    mesh = params.mesh
-    plan = resources.plan(
-        expand.expanded(params, target).jaxpr,
-        target,
-        params.name,
-        params.compiler_params.reduction_scratch_bytes,
-        mesh.warpgroups,
-    )
-    return resources.residency(plan, target, mesh)
+    plan = expand.planned(params, target)
+    return resources.residency(plan, target, params.mesh)
 
 
 def _lasting(jaxpr: Any) -> Any:
@@ -360,18 +343,6 @@ def _lasting(jaxpr: Any) -> Any:
         return None
     inside = all(scopes[0] in site.enclosing for site in scopes[1:])
     return scopes[0].eqn.params["jaxpr"] if inside else None
-
-
-def _last_use(jaxpr: Any, ref: Any) -> str | None:
-    """Returns the last line that uses a reference, that of a kernel without a use."""
-    sites = walk(jaxpr)[::-1]
-    used = (
-        site.where
-        for site in sites
-        if not site.op.regions and any(site.origin(x) is ref for x in site.op.inputs)
-    )
-    lines = itertools.chain(used, (site.where for site in sites))
-    return next((line for line in lines if line is not None), None)
 
 
 def _names(params: call.CallParams) -> list[str]:

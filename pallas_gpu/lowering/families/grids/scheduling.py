@@ -8,13 +8,13 @@ from typing import Any
 
 from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters.grids import scheduling
-from pallas_gpu.entry.memory.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
 from pallas_gpu.lowering.references import I32, Reference
 from pallas_gpu.lowering.rules import emits
+from pallas_gpu.memory.workspace import POSITIONS
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
 
 

@@ -16,8 +16,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import offline
+from pallas_gpu.entry import placement
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.entry.memory import placement
 from pallas_gpu.runtime import devices as runtime_devices
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.devices import check_processes

@@ -143,7 +143,7 @@ def test_a_branch_on_memory_is_one_that_warps_may_not_all_take(x, o, tile, barri
 @refused
 def test_the_emulator_itself_compares_the_warps(monkeypatch):
     """It counts for each warp, whatever the check of the body knows."""
-    from pallas_gpu.entry import check
+    from pallas_gpu.checks import mbarrier
 
-    monkeypatch.setattr(check, "check_waits", lambda jaxpr: None)
+    monkeypatch.setattr(mbarrier, "check_waits", lambda jaxpr: None)
     alternating(of_one_warp)(plgpu.InterpretParams())(X)

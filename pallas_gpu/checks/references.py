@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -67,19 +67,27 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
 
     They are inputs: JAX's arrays are immutable, and other operations may use them.
     """
-    arrays = region_of(jaxpr).inputs[:inputs]
     # Inline code may be given an input to read it.
-    for origin, (access, site) in writes(jaxpr, certain=True).items():
+    for i, called, array, where in written_inputs(jaxpr, inputs, certain=True):
+        raise errors.KernelError(
+            f"input {i} ({array}) is written, but it is an input",
+            expected="stores to outputs of the kernel and to scratch memory",
+            got=f"{called} of an input",
+            hint="declare a result for it, and write that; or pass a "
+            "jax.new_ref(array), which kernels update in place",
+            where=where,
+        )
+
+
+def written_inputs(
+    jaxpr: _jax.Jaxpr, inputs: int, *, certain: bool = False
+) -> Iterator[tuple[int, str, str, str | None]]:
+    """Yields inputs that are written: number, by what, their description, the line."""
+    arrays = region_of(jaxpr).inputs[:inputs]
+    for origin, (access, site) in writes(jaxpr, certain=certain).items():
         if origin in arrays:
-            aval = types.describe(access.buffer.aval)
-            raise errors.KernelError(
-                f"input {origin.index} ({aval}) is written, but it is an input",
-                expected="stores to outputs of the kernel and to scratch memory",
-                got=f"{registry.called(site.op.primitive)} of an input",
-                hint="declare a result for it, and write that; or pass a "
-                "jax.new_ref(array), which kernels update in place",
-                where=site.where,
-            )
+            called = registry.called(site.op.primitive)
+            yield origin.index, called, types.describe(access.buffer.aval), site.where
 
 
 def written(jaxpr: _jax.Jaxpr) -> set[Any]:
@@ -148,10 +156,8 @@ def require_transforms(jaxpr: _jax.Jaxpr) -> None:
     """
     for site in walk(jaxpr):
         if site.op.primitive is inline.inline_mgpu_p:
-            try:
+            with errors.at(site.line):
                 inline.require_stored(site.op)
-            except errors.LayoutError as found:
-                raise found.with_location(site.where) from None
         if site.op.primitive not in (wgmma.wgmma_p, tcgen05_mma_p):
             continue
         for access in site.op.accesses:
@@ -160,14 +166,3 @@ def require_transforms(jaxpr: _jax.Jaxpr) -> None:
             if of_product and not aval.transforms:
                 error = wgmma.storage_error(aval, access.name, site.op.name)
                 raise error.with_location(site.where)
-
-
-def without_elements(primitive: Any, shape: tuple[int, ...]) -> errors.ShapeError:
-    """Returns the error for an operation that needs elements."""
-    return errors.ShapeError(
-        f"{registry.called(primitive)} without elements",
-        expected="arrays of one element or more",
-        got=f"shape {shape}",
-        hint="omit it in Python: sizes are known when the kernel is traced, "
-        "and a call whose results are all empty launches nothing",
-    )

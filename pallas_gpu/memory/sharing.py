@@ -4,7 +4,7 @@
 Members of a union do, and scopes that follow each other. An author does not know which
 bytes two scopes share, so the order between their accesses is the compiler's task: the
 threads of a block meet before they use bytes that an earlier scope had.
-`entry.memory.fences` adds what copies to such bytes need. Asynchronous work of a scope
+`memory.fences` adds what copies to such bytes need. Asynchronous work of a scope
 ends in it: the emulator reports what does not.
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import resources, types
+from pallas_gpu import _jax, resources, types
+from pallas_gpu.program.walk import walk
 
 _LOOPS = ("scan", "while")
 
@@ -68,3 +69,38 @@ def meets(jaxpr: Any) -> frozenset[Any]:
     """
     found = [site for site in resources.scopes(jaxpr) if arrays(site)]
     return frozenset(site.eqn for site in found if later_scopes(site, found))
+
+
+# --- members of unions that products read --------------------------------------------
+
+# Families whose instructions read operands in SMEM in layouts of their own.
+_TENSOR_CORES = ("wgmma", "tcgen05")
+
+
+def inferred_members(
+    jaxpr: _jax.Jaxpr, semantics: types.LoweringSemantics
+) -> frozenset[Any]:
+    """Returns the members of unions whose layout is inferred, as variables.
+
+    A member without transforms is row-major, so that it is known what other members
+    have in common with it. An operand of the tensor core cannot be: its layout is
+    inferred, and its bytes mean nothing to other members.
+    """
+    if semantics is not types.LoweringSemantics.Warpgroup:
+        return frozenset()
+    found = {
+        site.origin(access.buffer)
+        for site in walk(jaxpr)
+        for access in site.op.accesses
+        if access.operation.family in _TENSOR_CORES and _is_free(access.buffer.aval)
+    }
+    variables = resources.arrays_of(resources.scopes(jaxpr)) if found else {}
+    return frozenset(var for value, var in variables.items() if value in found)
+
+
+def _is_free(aval: Any) -> bool:
+    return (
+        isinstance(aval, types.KernelRef)
+        and aval.storage.overlay is not None
+        and not aval.transforms
+    )

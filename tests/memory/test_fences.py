@@ -17,8 +17,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.entry import call
-from pallas_gpu.entry.memory import fences
 from pallas_gpu.errors import PtxError
+from pallas_gpu.memory import fences
 from pallas_gpu.primitives.tma import fence_smem_p
 from pallas_gpu.program.bodies import bodies, equations
 from tests.support import everywhere
@@ -46,10 +46,12 @@ def fenced(function, *args):
         for eqn in equations(jax.make_jaxpr(function)(*args).jaxpr)
         if eqn.primitive is call.kernel_p
     )
-    params = fences.with_fences(call.CallParams(**eqn.params))
-    assert fences.with_fences(params) is params, "more fences the second time"
-    inner = (body for eqn in equations(params.jaxpr) for body in bodies(eqn))
-    jaxprs = [params.jaxpr, *(body.jaxpr for body in inner)]
+    params = call.CallParams(**eqn.params)
+    given = params.mesh, params.compiler_params
+    fenced = fences.with_fences(params.jaxpr, *given)
+    assert fences.with_fences(fenced, *given) is fenced, "more fences the second time"
+    inner = (body for eqn in equations(fenced) for body in bodies(eqn))
+    jaxprs = [fenced, *(body.jaxpr for body in inner)]
     return [
         jaxpr.eqns[i + 1].primitive.name if i + 1 < len(jaxpr.eqns) else "end"
         for jaxpr in dict.fromkeys(jaxprs)

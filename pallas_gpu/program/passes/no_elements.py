@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_gpu import _jax
-from pallas_gpu.entry.check.references import without_elements
+from pallas_gpu import _jax, errors
+from pallas_gpu.primitives import _registry as registry
 
 
 @jax.tree_util.register_static
@@ -44,6 +44,17 @@ def is_empty(aval: Any) -> bool:
     """Whether a type is that of a value without elements; references are none."""
     is_ref = isinstance(aval, _jax.AbstractRef)
     return not is_ref and 0 in tuple(getattr(aval, "shape", ()))
+
+
+def without_elements(primitive: Any, shape: tuple[int, ...]) -> errors.ShapeError:
+    """Returns the error for an operation that needs elements."""
+    return errors.ShapeError(
+        f"{registry.called(primitive)} without elements",
+        expected="arrays of one element or more",
+        got=f"shape {shape}",
+        hint="omit it in Python: sizes are known when the kernel is traced, "
+        "and a call whose results are all empty launches nothing",
+    )
 
 
 def results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:

@@ -11,7 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
-from pallas_gpu.entry.memory.unions import inferred_members
+from pallas_gpu.memory.sharing import inferred_members
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
 from tests.support.refusal import refused, refused_by

@@ -12,22 +12,17 @@ registers further checks with `registry.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.entry.check import jax_operations, references, warp
-from pallas_gpu.entry.check.index_arithmetic import check_indices
-from pallas_gpu.entry.check.unsupported import unsupported
+from pallas_gpu.checks import jax_operations, references, warp
+from pallas_gpu.checks.index_arithmetic import check_indices
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import cluster, inline
-from pallas_gpu.primitives.devices.multimem import multimem_load_reduce_p
-from pallas_gpu.primitives.scoped import run_scoped_p
-from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.nodes import Constant, Fault, Op
+from pallas_gpu.program.passes.no_elements import without_elements
 from pallas_gpu.program.walk import Site, walk
 
 
@@ -35,10 +30,8 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     """Checks every operation of a body, and raises what is wrong with the first."""
     known: set[Any] = set()
     for site in walk(jaxpr):
-        try:
+        with errors.at(site.line):
             _check(site, mesh, known)
-        except errors.PallasGpuError as error:
-            raise error.with_location(site.where) from None
     for check in registry.PROGRAM_CHECKS:
         check(walk(jaxpr))
     check_indices(jaxpr, mesh)
@@ -91,7 +84,7 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
     if op.operation is None:
         jax_operations.refuse_collective(op, mesh)
         if not _has_rules(op.primitive):
-            raise unsupported(op)
+            raise jax_operations.unsupported(op)
     _refuse_empty(op)
     if isinstance(op.operands, Fault):
         raise op.operands.error
@@ -105,7 +98,7 @@ def _refuse_empty(op: Op) -> None:
     """Refuses arrays without elements: no register layout holds them."""
     for value in op.results:
         if 0 in value.shape and not isinstance(value.aval, _jax.AbstractRef):
-            raise references.without_elements(op.primitive, tuple(value.shape))
+            raise without_elements(op.primitive, tuple(value.shape))
 
 
 def _has_rules(primitive: Any) -> bool:
@@ -119,11 +112,10 @@ def _has_rules(primitive: Any) -> bool:
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
     """Raises TargetError for an operation that the target does not support."""
     for site in walk(jaxpr):
-        for feature, who in _needs(site.op):
-            try:
+        operation = site.op.operation
+        for feature, who in () if operation is None else operation.features(site.op):
+            with errors.at(site.line):
                 target.require(feature, who)
-            except errors.TargetError as error:
-                raise error.with_location(site.where) from None
         if site.op.primitive is inline.inline_ptx_p:
             _require_since(site, target)
 
@@ -145,33 +137,7 @@ def _require_since(site: Site, target: arch.Target) -> None:
 
 def features(jaxpr: _jax.Jaxpr) -> frozenset[arch.Feature]:
     """Returns the features that the operations of a body need."""
-    return frozenset(feature for s in walk(jaxpr) for feature, _ in _needs(s.op))
-
-
-def _needs(op: Op) -> Iterator[tuple[arch.Feature, str]]:
-    """The features that an operation needs, with what needs them."""
-    operation, optional = op.operation, op.params.get("if_supported", False)
-    if operation is not None and operation.feature is not None and not optional:
-        yield operation.feature, operation.name
-    if op.primitive is tcgen05_mma_p and _has_bytes(op):
-        yield arch.Feature.TCGEN05_INT8, "a tcgen05_mma of 8-bit integers"
-    if op.primitive is multimem_load_reduce_p and op.results[0].dtype.itemsize == 1:
-        yield arch.Feature.MULTIMEM_FLOAT8, "a multimem_load_reduce of float8"
-    if op.params.get("leader_tracked") is not None:
-        yield arch.Feature.TCGEN05, "a copy with leader_tracked"
-    if op.primitive is run_scoped_p:
-        for ref in op.made:
-            space = ref.aval.memory_space
-            if space.feature is not None:
-                yield space.feature, f"scratch memory in {space.name}"
-            if isinstance(ref.aval, types.AccumulatorRef):
-                yield arch.Feature.WGMMA, "an accumulator (ACC)"
-            barrier = getattr(ref.aval, "barrier", None)
-            if barrier is not None and barrier.orders_tensor_core:
-                yield arch.Feature.TCGEN05, "a barrier with orders_tensor_core"
-
-
-def _has_bytes(op: Op) -> bool:
-    """Whether 8-bit integers are multiplied: they are no scales or metadata."""
-    dtypes = {x.dtype for x in op.inputs}
-    return not dtypes.isdisjoint({np.dtype(np.int8), np.dtype(np.uint8)})
+    found = ((site.op.operation, site.op) for site in walk(jaxpr))
+    return frozenset(
+        feature for x, op in found if x is not None for feature, _ in x.features(op)
+    )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random keys in kernels: a key of threefry is a pair of 32-bit words.
 
-Kernels have no arrays of keys. When a body is traced, `bodies.py` replaces each by
+Kernels have no arrays of keys. When a body is traced, `entry.plain` replaces each by
 the pair of its words, two arrays of the key array's shape, and operations on keys by
 these functions, which are defined as in JAX: the bits of results are equal.
 """

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
@@ -87,13 +87,7 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
         return True
     if sum(map(_copies, ops)) >= _MANY_COPIES:
         return True
-    plan = resources.plan(
-        body,
-        target,
-        params.name,
-        params.compiler_params.reduction_scratch_bytes,
-        params.mesh.warpgroups,
-    )
+    plan = expand.planned(params, target)
     needed = _ROUND_BYTES * (WARPS if uses(body, warp_map_p) else 1)
     return plan.scratch_limit_bytes // params.mesh.warpgroups < needed
 

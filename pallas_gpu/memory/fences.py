@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, resources, types
-from pallas_gpu.entry.call import CallParams
-from pallas_gpu.entry.memory import sharing
+from pallas_gpu.memory import sharing
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
 from pallas_gpu.primitives.indices.facts import Fact
@@ -44,27 +43,17 @@ _Pending = frozenset[tuple[Any, bool]]
 _NOTHING: _Pending = frozenset()
 
 
-def with_fences(params: CallParams) -> CallParams:
-    """Returns a kernel whose threads fence what copies overwrite.
+@kept
+def with_fences(
+    jaxpr: _jax.Jaxpr, mesh: types.Mesh, params: types.CompilerParams
+) -> _jax.Jaxpr:
+    """Returns a body whose threads fence what copies overwrite.
 
     `unsafe_no_auto_barriers` leaves all fences to the author but those at the ends of
     scopes, whose memory the author does not know.
     """
-    automatic = not params.compiler_params.unsafe_no_auto_barriers
-    body = _inserted(params.jaxpr, params.mesh, automatic)
-    return params if body is params.jaxpr else dataclasses.replace(params, jaxpr=body)
-
-
-@kept
-def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxpr:
     scopes = resources.scopes(jaxpr)
-    variables: dict[Any, Any] = {
-        value: var
-        for scope in scopes
-        for value, var in zip(
-            scope.op.made, resources.scope_refs(scope.eqn), strict=True
-        )
-    }
+    variables = resources.arrays_of(scopes)
     written = {
         variables[origin]
         for site in walk(jaxpr)
@@ -78,6 +67,7 @@ def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxp
     bytes_ = _bytes_of(written, scopes)
     region = region_of(jaxpr)
     deciding = indices.deciding(region)
+    automatic = not params.unsafe_no_auto_barriers
     kernel = _Kernel(mesh, automatic, variables, deciding, *bytes_)
     for warpgroup in range(mesh.warpgroups):
         path = _Path(kernel, warpgroup)

@@ -10,8 +10,7 @@ import jax.extend
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu.entry.check.jax_operations import COLLECTIVES
-from pallas_gpu.entry.check.unsupported import HINTS
+from pallas_gpu.checks.jax_operations import COLLECTIVES, HINTS
 from pallas_gpu.entry.plain import REPLACED
 from pallas_gpu.primitives import _registry as registry
 from tests.support import everywhere
