@@ -4,15 +4,16 @@
 A kernel is traced and checked when it is called (`entry.trace`, `checks`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. `options`, `plan` and `rules` are the same for every machine; the
-others are passes that the target's machine implements or omits (`lowering.machine`).
-NVIDIA's are:
+verifies afterwards. All but `options` are passes that the target's machine implements
+or omits (`lowering.machine`). NVIDIA's are:
 
     results    warnings of what is left undefined            (lowering.passes)
     composites operations that consist of others             (entry.expand)
     fences     fences between threads and copies in SMEM     (memory.fences)
     ranges     accesses whose elements are adjacent          (lowering.passes)
+    plan       SMEM, TMEM and barriers                       (resources)
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
+    rules      operations -> MLIR, by their rules            (lowering.families)
     host       tagged operations -> TMA descriptors          (emitters.program)
     cse        common subexpressions, dead code              (emitters.program)
     barriers   redundant consecutive barriers removed         (emitters.program)
@@ -34,7 +35,7 @@ from pallas_gpu import arch, errors
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import context, launch, machine, scratch
+from pallas_gpu.lowering import launch, machine
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.lowering.passes import unchecked
 from pallas_gpu.program import text as program_text
@@ -87,43 +88,11 @@ def read_options(build: Build) -> Build:
     return build.with_body(unchecked.without_checks(params.jaxpr))
 
 
-def plan_memory(build: Build) -> Build:
-    """Plans memory and barriers against the target's budgets.
-
-    Raises:
-      OutOfResources: the kernel does not fit the target.
-    """
-    planner = machine.machine_of(build.target)
-    return build.replace(plan=planner.plan(build.params, build.target))
-
-
-def lower_equations(build: Build) -> Build:
-    """Lowers the jaxpr, equation by equation, by the rules of the target's machine.
-
-    Raises:
-      UnsupportedError: an operation has no rule, or none for this target.
-      OutOfResources: the operations need more scratch than there is SMEM.
-    """
-    params, target = build.params, build.target
-    hardware = machine.machine_of(target)
-    shell = hardware.launch(params, target, build.plan)
-    try:
-        with shell:
-            state = hardware.state(params, target, build.plan, shell, build.layouts)
-            handles = hardware.prologue(state)
-            context.lower_region(state, region_of(params.jaxpr), handles)
-            hardware.epilogue(state)
-    except errors.OutOfResources as error:
-        error.hint = scratch.what_to_do(build.plan, params, error)
-        raise
-    return build.replace(module=shell.module, launch=shell, plan=state.plan)
-
-
 def machine_pass(name: str) -> Callable[[Build], Build]:
     """Returns the stage that runs a pass of the target's machine, if it has one."""
 
     def run(build: Build) -> Build:
-        step = machine.machine_of(build.target).passes.get(name)
+        step = machine.passes_of(build.target).get(name)
         return build if step is None else step(build)
 
     run.__name__ = run.__qualname__ = name
@@ -160,13 +129,13 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage("fences", machine_pass("fences")),
     Stage("ranges", machine_pass("ranges")),
-    Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
+    Stage("plan", machine_pass("plan"), {"plan": lambda b: b.plan.table()}),
     Stage(
         "layouts",
         machine_pass("layouts"),
         {"layouts": launch.layouts_text, "annotated": launch.annotated_text},
     ),
-    Stage("rules", lower_equations, {"rules": module_text}),
+    Stage("rules", machine_pass("rules"), {"rules": module_text}),
     Stage("host", machine_pass("host"), {"host": module_text}, verify=False),
     Stage("cse", machine_pass("cse"), {"cse": module_text}, verify=False),
     Stage("barriers", machine_pass("barriers"), {"mlir": module_text}, verify=False),

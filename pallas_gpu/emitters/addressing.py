@@ -128,6 +128,12 @@ def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Valu
     return operations.offset(pointer, static)
 
 
+def global_pointer(pointer: ir.Value) -> ir.Value:
+    """A pointer to GMEM as one of its address space."""
+    window = module.pointer_type(1)
+    return pointer if pointer.type == window else llvm.addrspacecast(window, pointer)
+
+
 def map_shared(pointer: ir.Value, block_rank: ir.Value) -> ir.Value:
     """The address of the same offset in another block's SMEM, `!llvm.ptr<7>`.
 

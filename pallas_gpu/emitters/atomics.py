@@ -11,13 +11,20 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.emitters import addressing, indexed, masking, mbarrier, module, smem
+from pallas_gpu.emitters import (
+    addressing,
+    control,
+    indexed,
+    mbarrier,
+    module,
+    smem,
+)
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.indexed import Elements
 from pallas_gpu.emitters.moves import scratch as scratches
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.registers import Array
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import Placement
@@ -170,7 +177,7 @@ def update(
             return None
         for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
             values = [column[i] for column in columns]
-            condition = masking.both(guard, condition)
+            condition = control.both(guard, condition)
             result = _one(name, dtype, returns, pointer, values, condition, order)
             assert result is not None
             old.append(result)
@@ -330,8 +337,8 @@ def _extreme(
     other = "max" if operation == "min" else "min"
     width = 8 * dtype.itemsize
     # Each thread executes one of the two; the result of the other one is 0.
-    first = emit(f"{other}.u{width}", [bits], masking.both(condition, signed))
-    second = emit(f"{operation}.s{width}", [bits], masking.both(condition, others))
+    first = emit(f"{other}.u{width}", [bits], control.both(condition, signed))
+    second = emit(f"{operation}.s{width}", [bits], control.both(condition, others))
     return None if first is None or second is None else arith.ori(first, second)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -19,18 +18,12 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import addressing, elected, indexed, mbarrier, module
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
+from pallas_gpu.emitters.mbarrier import MemoryScope
 from pallas_gpu.emitters.registers import Array
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts.registers.placement import Placement
-
-# The suspend time hint of one try_wait, in ns; the wait loops in any case.
-_SUSPEND_HINT_NS = 10_000_000
-
-
-# The scope of a release or an acquire (PTX ISA, Memory Consistency Model, Scope).
-MemoryScope = Literal["cta", "cluster"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +112,7 @@ def rank_at(sizes: Sequence[int], positions: Mapping[int, int | ir.Value]) -> ir
     result = kernel.i32(0) if len(positions) == len(sizes) else rank()
     for axis, position in positions.items():
         stride = math.prod(sizes[axis + 1 :])
-        step = kernel.i32(position) if isinstance(position, int) else position
+        step = kernel.i32(position)
         if len(positions) < len(sizes):
             step = arith.subi(step, _along(sizes[axis], stride))
         result = arith.addi(result, arith.muli(step, kernel.i32(stride)))
@@ -140,7 +133,7 @@ def arrive(
 
     PTX: `mbarrier.arrive.release.{cta,cluster}.shared::cluster.b64`. Since: sm_90. The
     SMEM accesses of the arriving warpgroup, or warp, are ordered before the arrivals.
-    Waiters use `wait` of this file.
+    Waiters acquire in the scope of the arrivals.
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
@@ -184,9 +177,7 @@ def arrive(
 def _lane_ranks(blocks: Group) -> tuple[ir.Value, ir.Value]:
     """i32, i1: a block's rank in each of the first lanes, and whether it is one."""
     kernel = module.current()
-    threads = kernel.threads
-    lane = threads.lane if kernel.issuer == "warp" else threads.warpgroup_thread
-    equal = arith.CmpIPredicate.eq
+    lane, equal = kernel.issuer_thread, arith.CmpIPredicate.eq
     rank_of_lane = blocks.ranks[0]
     for i, block_rank in enumerate(blocks.ranks[1:], 1):
         is_lane = arith.cmpi(equal, lane, kernel.i32(i))
@@ -211,57 +202,6 @@ def emit_arrive_remote(
     address = llvm.ptrtoint(ir.IntegerType.get_signless(32), remote)
     text = f"mbarrier.arrive.release.{memory_scope}.shared::cluster.b64 _, [$0]"
     elected.instruction(text + mbarrier.counted(count), [address], "r", by)
-
-
-def wait(
-    pointer: ir.Value, parity: ir.Value, memory_scope: MemoryScope = "cluster"
-) -> None:
-    """Waits for a phase on which blocks of the cluster arrive.
-
-    PTX: `mbarrier.try_wait.parity.acquire.{cta,cluster}.shared::cta.b64` in a loop.
-    Since: sm_90. Unlike `mbarrier.wait`, whose acquire has CTA scope.
-
-    Args:
-      pointer: `!llvm.ptr<3>` of this block's mbarrier.
-      parity: i32, 0 for the first phase, then alternating.
-      memory_scope: that of the arrivals.
-    """
-    # Labels inside braces are local, so copies of the text do not collide.
-    text = (
-        "{ .reg .pred done;\n"
-        f"again: mbarrier.try_wait.parity.acquire.{memory_scope}.shared::cta.b64 "
-        "done, [$0], $1, $2;\n"
-        "@!done bra again;\n}"
-    )
-    operands = [pointer, parity, module.current().i32(_SUSPEND_HINT_NS)]
-    llvm.inline_asm(None, operands, text, "r,r,r,~{memory}", has_side_effects=True)
-
-
-def test(
-    pointer: ir.Value, parity: ir.Value, memory_scope: MemoryScope = "cluster"
-) -> ir.Value:
-    """i1: a phase on which blocks of the cluster arrive is complete; does not wait.
-
-    PTX: `mbarrier.test_wait.parity.acquire.{cta,cluster}.shared::cta.b64`. Since:
-    sm_90. Unlike `mbarrier.test`, whose acquire has CTA scope.
-
-    Args:
-      pointer: `!llvm.ptr<3>` of this block's mbarrier.
-      parity: i32, 0 for the first phase, then alternating.
-      memory_scope: that of the arrivals.
-    """
-    text = (
-        "{ .reg .pred done;\n"
-        f"mbarrier.test_wait.parity.acquire.{memory_scope}.shared::cta.b64 "
-        "done, [$1], $2;\n"
-        "selp.u32 $0, 1, 0, done;\n}"
-    )
-    i32 = ir.IntegerType.get_signless(32)
-    operands = [pointer, parity]
-    done = llvm.inline_asm(
-        i32, operands, text, "=r,r,r,~{memory}", has_side_effects=True
-    )
-    return arith.cmpi(arith.CmpIPredicate.ne, done, module.current().i32(0))
 
 
 # --- asynchronous stores --------------------------------------------------------------

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.emitters import module
-from pallas_gpu.emitters.smem import predicated
+from pallas_gpu.emitters.control import predicated
 
 
 @contextlib.contextmanager

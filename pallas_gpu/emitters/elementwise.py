@@ -78,7 +78,7 @@ def _map(emit, dtype: np.dtype, operands: tuple[Array, ...]) -> Array:
         return Splat(value, dtype, operands[0].shape)
     arrays = [x for x in operands if isinstance(x, RegisterArray)]
     if arrays:
-        layout = _common_layout(arrays)
+        layout = common_layout(arrays)
         columns = [
             (x if isinstance(x, RegisterArray) else x.materialize(layout)).values
             for x in operands
@@ -107,17 +107,25 @@ def _same_shape(operands: tuple[Array, ...]) -> tuple[Array, ...]:
     )
 
 
-def _common_layout(arrays: list[RegisterArray]) -> Placement:
+def common_layout(
+    arrays: list[RegisterArray],
+    what: str = "Operands of an elementwise operation",
+    hint: str = "load one operand in the layout of the other",
+) -> Placement:
+    """The layout of all arrays.
+
+    Raises:
+      LayoutError: they have different ones.
+    """
     layout = arrays[0].layout
     for other in arrays[1:]:
         if other.layout != layout:
             first, second = map(describe, (layout, other.layout))
             raise errors.LayoutError(
-                "Operands of an elementwise operation have different layouts",
+                f"{what} have different layouts",
                 expected=f"equal layouts, e.g. {first} for both",
                 got=f"{first} and {second}",
-                hint=f"load one operand in the layout of the other, or use "
-                f"layout_cast(x, {first})",
+                hint=f"{hint}, or use layout_cast(x, {first})",
             )
     return layout
 

@@ -11,31 +11,28 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.emitters import addressing, masking, module, smem, sub_byte
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.devices import multimem
 from pallas_gpu.emitters.devices.peers import ALL, Owner
 from pallas_gpu.emitters.elements import dtypes, packed, predication
 from pallas_gpu.emitters.registers import (
     Array,
-    Deferred,
     RegisterArray,
-    default_placement,
 )
 from pallas_gpu.emitters.smem import (
-    add_index,
-    check_stored,
+    Windowed,
     concatenate,
-    predicated,
     split,
 )
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
 from pallas_gpu.layouts.moves import costs
-from pallas_gpu.layouts.registers.placement import Placement, place_registers
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.window import Window
 
 
 @dataclasses.dataclass(frozen=True)
-class GmemView:
+class GmemView(Windowed):
     """A slice of a row-major array in global memory.
 
     Attributes:
@@ -63,25 +60,6 @@ class GmemView:
     ) -> GmemView:
         """Returns the view of a whole array."""
         return cls(pointer, buffer_index, np.dtype(dtype), Window.whole(shape))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a load of the view."""
-        return self.window.shape
-
-    def slice(
-        self,
-        starts: Sequence[int | ir.Value],
-        sizes: Sequence[int | None],
-        multiples: Sequence[int] | None = None,
-    ) -> GmemView:
-        """Returns a slice of this view; see `Window.slice`."""
-        window = self.window.slice(starts, sizes, multiples, add=add_index)
-        return dataclasses.replace(self, window=window)
-
-    def transpose(self, permutation: Sequence[int]) -> GmemView:
-        """Returns the view whose axis i is axis `permutation[i]` of this one."""
-        return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
 def _address(view: GmemView, layout: Placement, single: bool) -> GmemAccess:
@@ -204,10 +182,7 @@ def load(
       reduction: by which the elements of all devices are combined, of a view that has
         all of them as owners. PTX: `multimem.ld_reduce`.
     """
-    if layout is None:
-        placement = default_placement(view.shape, dtypes.bits(view.dtype))
-    else:
-        placement = place_registers(layout, view.shape)
+    placement = smem.placement_of(view, layout)
     masked = masking.check_mask(mask, placement)
     plan = _address(view, placement, masked is not None)
     if sub_byte.is_sub_byte(view.dtype, plan.elements_per_access):
@@ -246,10 +221,7 @@ def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
         strided default layout.
       mask: bools in the layout of `value`: elements where it is false are not stored.
     """
-    check_stored(view.shape, view.dtype, value)
-    if isinstance(value, Deferred):
-        bits = dtypes.bits(view.dtype)
-        value = value.materialize(default_placement(view.shape, bits))
+    value = smem.in_registers(view, value)
     layout = value.layout
     masked = masking.check_mask(mask, layout)
     plan = _address(view, layout, masked is not None)

@@ -14,11 +14,19 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, gmem, masking, module, smem, sub_byte
+from pallas_gpu.emitters import (
+    addressing,
+    control,
+    gmem,
+    masking,
+    module,
+    smem,
+    sub_byte,
+)
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import Array, Deferred, Iota, RegisterArray, Splat
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.edges import Edges, cut
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
@@ -82,7 +90,7 @@ def pointers(elements: Elements, layout: Placement | None) -> list[ir.Value]:
     view, bits = elements.view, dtypes.stored_bits(elements.dtype)
     packed = dtypes.is_packed(elements.dtype)
     unit = bits if packed else bits // 8
-    if isinstance(view, smem.SmemView) and not _is_row_major(view):
+    if isinstance(view, smem.SmemView) and not view.layout.is_plain:
         if elements.view_shape is not None:
             raise errors.InternalError("a tiled array is reinterpreted")
         base, offset = view.pointer, _tiled_offset(view, unit, packed)
@@ -129,10 +137,6 @@ def _start_bits(view: View) -> ir.Value:
 
 def _after(start: ir.Value, offset: ir.Value) -> ir.Value:
     return sub_byte.total([start, offset], _element_width(start))
-
-
-def _is_row_major(view: smem.SmemView) -> bool:
-    return not view.layout.tile and view.layout.swizzle == NO_SWIZZLE
 
 
 def _row_major(elements: Elements, unit: int) -> tuple[tuple[int, ...], bool]:
@@ -393,7 +397,7 @@ def parts(
             condition = asked[i]
             if whole is not None:
                 rest = arith.xori(whole, dtypes.constant(True, dtypes.BOOL))
-                condition = masking.both(condition, rest)
+                condition = control.both(condition, rest)
             result.append(Part(first + i, count, condition))
         if whole is not None:
             result.append(Part(first, width, whole))
@@ -433,7 +437,7 @@ def adjacent_elements(
         most_bytes,
         itemsize * math.gcd(divisor, uniform_length(layout), *places),
     )
-    if isinstance(view, smem.SmemView) and not _is_row_major(view):
+    if isinstance(view, smem.SmemView) and not view.layout.is_plain:
         limit_bytes = math.gcd(limit_bytes, itemsize * _adjacent_in_tile(view))
     return max(1, limit_bytes // itemsize)
 

@@ -126,10 +126,3 @@ def others(
     values = _in_layout(other, layout, "`other`").values
     stored = {v: convert_value(v, dtype, memory) for v in dict.fromkeys(values)}
     return [dtypes.splat(dtypes.extract(stored[values[r]], v), 1) for r, v in slots]
-
-
-def both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
-    """The conjunction of two conditions, of which None is true."""
-    if a is None or b is None:
-        return b if a is None else a
-    return arith.andi(a, b)

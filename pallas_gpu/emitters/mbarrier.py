@@ -9,15 +9,19 @@ that the kernel states.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import elected, module
-from pallas_gpu.emitters.smem import predicated
+from pallas_gpu.emitters.control import predicated
 
 # The suspend time hint of one try_wait, in ns; the wait loops in any case.
 _SUSPEND_HINT_NS = 10_000_000
+# The scope of a release or an acquire (PTX ISA, Memory Consistency Model, Scope).
+MemoryScope = Literal["cta", "cluster"]
 _FULL_MASK = -1
 
 
@@ -145,18 +149,18 @@ def counted(count: int) -> str:
     return "" if count == 1 else f", {count}"
 
 
-def expect_tx(pointer: ir.Value, num_bytes: int) -> None:
+def expect_tx(barrier: ir.Value, num_bytes: int) -> None:
     """Adds bytes of asynchronous work to the phase's tx-count, without an arrival.
 
     PTX: `mbarrier.expect_tx.relaxed.cta.shared::cta.b64` by one thread. Since: sm_90.
 
     Args:
-      pointer: `!llvm.ptr<3>` of the mbarrier.
+      barrier: `!llvm.ptr<3>` of the mbarrier.
       num_bytes: below 2**20 (PTX ISA, "Tracking asynchronous operations").
     """
     text = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1"
     with elected.thread() as by:
-        elected.instruction(text, [pointer, module.current().i32(num_bytes)], "rr", by)
+        elected.instruction(text, [barrier, module.current().i32(num_bytes)], "rr", by)
 
 
 def fence_before_arrival() -> None:
@@ -195,32 +199,64 @@ def emit_arrive_expect_tx(
     pointer: ir.Value, num_bytes: int | ir.Value, by: ir.Value | None
 ) -> None:
     """Emits only the instruction, with the predicate of `elected.thread`."""
-    count = module.current().i32(num_bytes) if isinstance(num_bytes, int) else num_bytes
+    count = module.current().i32(num_bytes)
     text = "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [$0], $1"
     elected.instruction(text, [pointer, count], "rr", by)
 
 
-def wait(pointer: ir.Value, parity: ir.Value) -> None:
+def wait(
+    pointer: ir.Value, parity: ir.Value, memory_scope: MemoryScope | None = None
+) -> None:
     """Waits until the phase with the given parity has completed.
 
-    PTX: `mbarrier.try_wait.parity.acquire.cta.shared.b64` in a loop. Since: sm_90. Any
-    thread may wait; all threads of a warpgroup do, so that all observe the copied data.
+    PTX: `mbarrier.try_wait.parity.acquire.{cta,cluster}.shared::cta.b64` in a loop.
+    Since: sm_90. Any thread may wait; all threads of a warpgroup do, so that all
+    observe the copied data.
 
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
       parity: i32, 0 for the first phase, then alternating.
+      memory_scope: that of the arrivals of blocks of a cluster; None: only this block
+        arrives.
     """
     ticks = module.current().i32(_SUSPEND_HINT_NS)
-    nvvm.mbarrier_try_wait_parity(pointer, parity, ticks)
+    if memory_scope is None:
+        nvvm.mbarrier_try_wait_parity(pointer, parity, ticks)
+        return
+    # Labels inside braces are local, so copies of the text do not collide.
+    text = (
+        "{ .reg .pred done;\n"
+        f"again: mbarrier.try_wait.parity.acquire.{memory_scope}.shared::cta.b64 "
+        "done, [$0], $1, $2;\n"
+        "@!done bra again;\n}"
+    )
+    operands = [pointer, parity, ticks]
+    llvm.inline_asm(None, operands, text, "r,r,r,~{memory}", has_side_effects=True)
 
 
-def test(pointer: ir.Value, parity: ir.Value) -> ir.Value:
+def test(
+    pointer: ir.Value, parity: ir.Value, memory_scope: MemoryScope | None = None
+) -> ir.Value:
     """i1: the phase with the given parity has completed; does not wait.
 
-    PTX: `mbarrier.test_wait.parity.acquire.cta.shared.b64`. Since: sm_80.
+    PTX: `mbarrier.test_wait.parity.acquire.{cta,cluster}.shared::cta.b64`. Since:
+    sm_90. The arguments are those of `wait`.
     """
-    i1 = ir.IntegerType.get_signless(1)
-    return nvvm.mbarrier_test_wait(pointer, parity, results=[i1])
+    if memory_scope is None:
+        i1 = ir.IntegerType.get_signless(1)
+        return nvvm.mbarrier_test_wait(pointer, parity, results=[i1])
+    text = (
+        "{ .reg .pred done;\n"
+        f"mbarrier.test_wait.parity.acquire.{memory_scope}.shared::cta.b64 "
+        "done, [$1], $2;\n"
+        "selp.u32 $0, 1, 0, done;\n}"
+    )
+    i32 = ir.IntegerType.get_signless(32)
+    operands = [pointer, parity]
+    done = llvm.inline_asm(
+        i32, operands, text, "=r,r,r,~{memory}", has_side_effects=True
+    )
+    return arith.cmpi(arith.CmpIPredicate.ne, done, module.current().i32(0))
 
 
 def agree(holds: ir.Value) -> ir.Value:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from jax.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
-from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
+from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm, scf  # noqa: F401
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import launch_spec, operations
@@ -222,17 +222,13 @@ class KernelBuilder:
 
     # --- what emitters use ------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def in_warp(self) -> Iterator[None]:
+    def in_warp(self) -> contextlib.AbstractContextManager[None]:
         """Makes the warp the issuer, for code that each warp executes on its own."""
-        with self._issued_by("warp"):
-            yield
+        return self._issued_by("warp")
 
-    @contextlib.contextmanager
-    def in_thread(self) -> Iterator[None]:
+    def in_thread(self) -> contextlib.AbstractContextManager[None]:
         """Makes the thread the issuer, for code that its author has given to one."""
-        with self._issued_by("thread"):
-            yield
+        return self._issued_by("thread")
 
     @contextlib.contextmanager
     def _issued_by(self, issuer: Issuer) -> Iterator[None]:
@@ -247,6 +243,12 @@ class KernelBuilder:
         """The number of threads of the issuer."""
         threads = {"thread": 1, "warp": WARP_THREADS}
         return threads.get(self.issuer, WARPGROUP_THREADS)
+
+    @property
+    def issuer_thread(self) -> ir.Value:
+        """i32: the index of the thread in the issuer, a warp or a warpgroup."""
+        warp = self.issuer == "warp"
+        return self.threads.lane if warp else self.threads.warpgroup_thread
 
     @property
     def elected(self) -> ir.Value:
@@ -326,8 +328,10 @@ class KernelBuilder:
             known = self._attributes[key] = make()
         return known
 
-    def i32(self, value: int) -> ir.Value:
-        """The i32 constant, emitted once."""
+    def i32(self, value: int | ir.Value) -> ir.Value:
+        """The i32 constant, emitted once; a value that is not known as it is."""
+        if isinstance(value, ir.Value):
+            return value
         return self.hoisted(
             ("i32", value),
             lambda: operations.constant(ir.IntegerType.get_signless(32), value),
@@ -586,9 +590,8 @@ def refusals(module: ir.Module) -> Iterator[None]:
 def _smem_base() -> ir.Value:
     space = ir.Attribute.parse("#gpu.address_space<workgroup>")
     i8 = ir.IntegerType.get_signless(8)
-    dynamic = ir.MemRefType.get(
-        [ir.ShapedType.get_dynamic_size()], i8, memory_space=space
-    )
+    size = [ir.ShapedType.get_dynamic_size()]
+    dynamic = ir.MemRefType.get(size, i8, memory_space=space)
     block = gpu.dynamic_shared_memory(dynamic)
     descriptor = ir.Type.parse(
         "!llvm.struct<(ptr<3>, ptr<3>, i64, array<1 x i64>, array<1 x i64>)>"

@@ -6,13 +6,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import addressing, masking, module, sub_byte
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes, packed, predication
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import (
@@ -27,12 +29,45 @@ from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind
 from pallas_gpu.layouts.smem.bit_access import plan_bits
 from pallas_gpu.layouts.smem.vector_access import PartialBytesError
+from pallas_gpu.layouts.smem.wgmma_descriptor import ADDRESS_MASK, ADDRESS_SHIFT
 from pallas_gpu.layouts.smem.window import alignment_bytes
 from pallas_gpu.layouts.window import Window
 
 
+class Windowed:
+    """A part of an array in memory: a dataclass with a window.
+
+    Attributes:
+      window: the part; its dynamic starts are i32 values.
+    """
+
+    window: Window
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a load of the view."""
+        return self.window.shape
+
+    def slice(
+        self,
+        starts: Sequence[int | ir.Value],
+        sizes: Sequence[int | None],
+        multiples: Sequence[int] | None = None,
+    ) -> Self:
+        """Returns a slice of this view; see `Window.slice`."""
+        window = self.window.slice(starts, sizes, multiples, add=add_index)
+        return self._with(window)
+
+    def transpose(self, permutation: Sequence[int]) -> Self:
+        """Returns the view whose axis i is axis `permutation[i]` of this one."""
+        return self._with(self.window.transpose(permutation))
+
+    def _with(self, window: Window) -> Self:
+        return dataclasses.replace(self, window=window)  # type: ignore[type-var]
+
+
 @dataclasses.dataclass(frozen=True)
-class SmemView:
+class SmemView(Windowed):
     """A slice of an array in shared memory.
 
     Attributes:
@@ -53,25 +88,6 @@ class SmemView:
     def whole(cls, pointer: ir.Value, layout: SmemLayout, dtype: np.dtype) -> SmemView:
         """Returns the view of a whole array."""
         return cls(pointer, layout, np.dtype(dtype), Window.whole(layout.shape))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a load of the view."""
-        return self.window.shape
-
-    def slice(
-        self,
-        starts: Sequence[int | ir.Value],
-        sizes: Sequence[int | None],
-        multiples: Sequence[int] | None = None,
-    ) -> SmemView:
-        """Returns a slice of this view; see `Window.slice`."""
-        window = self.window.slice(starts, sizes, multiples, add=add_index)
-        return dataclasses.replace(self, window=window)
-
-    def transpose(self, permutation: Sequence[int]) -> SmemView:
-        """Returns the view whose axis i is axis `permutation[i]` of this one."""
-        return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
 def add_index(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
@@ -243,6 +259,17 @@ def _addresses(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
     )
 
 
+def descriptor(view: SmemView, fields: int) -> ir.Value:
+    """i64: the matrix descriptor of the view's first element, for the tensor core."""
+    kernel = module.current()
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    address = llvm.ptrtoint(i32, slice_pointer(view))
+    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
+    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
+    constant = dtypes.constant(fields, dtypes.U64)
+    return arith.ori(arith.extui(i64, address), constant)
+
+
 # --- loads and stores -----------------------------------------------------------------
 
 
@@ -270,10 +297,7 @@ def load(
     Raises:
       LayoutError: the view and the layout are incompatible.
     """
-    if layout is None:
-        placement = default_placement(view.shape, dtypes.bits(view.dtype))
-    else:
-        placement = place_registers(layout, view.shape)
+    placement = placement_of(view, layout)
     masked = masking.check_mask(mask, placement)
     if _has_partial_bytes(view, placement, masked is not None):
         places, _ = _array_places(view, placement)
@@ -350,7 +374,7 @@ def store(
     Raises:
       LayoutError: the view and the layout are incompatible.
     """
-    array = _in_registers(view, value, optimized)
+    array = in_registers(view, value)
     masked = masking.check_mask(mask, array.layout)
     if _has_partial_bytes(view, array.layout, masked is not None):
         places, copies = _array_places(view, array.layout)
@@ -376,12 +400,20 @@ def store(
             predication.store(*access)
 
 
-def _in_registers(view: SmemView, value: Array, optimized: bool) -> RegisterArray:
+def placement_of(view: Any, layout: Any) -> Placement:
+    """A layout for a view of the shape, by default a strided one."""
+    if layout is None:
+        return default_placement(view.shape, dtypes.bits(view.dtype))
+    return place_registers(layout, view.shape)
+
+
+def in_registers(view: Any, value: Array) -> RegisterArray:
+    """A value that is stored to a view, in registers; by default strided."""
     check_stored(view.shape, view.dtype, value)
     if isinstance(value, RegisterArray):
         return value
     assert isinstance(value, Deferred)
-    return value.materialize(default_placement(view.shape, dtypes.bits(view.dtype)))
+    return value.materialize(placement_of(view, None))
 
 
 def check_stored(shape: tuple[int, ...], dtype: np.dtype, value: Array) -> None:
@@ -399,31 +431,6 @@ def check_stored(shape: tuple[int, ...], dtype: np.dtype, value: Array) -> None:
             got=value.dtype,
             hint="convert it with astype",
         )
-
-
-def predicated(condition: ir.Value | None):
-    """A context whose code executes only if the i1 holds; None means always."""
-    return _Predicated(condition)
-
-
-class _Predicated:
-    def __init__(self, condition: ir.Value | None):
-        self._condition = condition
-        self._point: ir.InsertionPoint | None = None
-
-    def __enter__(self) -> None:
-        if self._condition is None:
-            return
-        branch = scf.IfOp(self._condition)
-        self._point = ir.InsertionPoint(branch.then_block)
-        self._point.__enter__()
-
-    def __exit__(self, kind, value, traceback) -> None:
-        if self._point is None:
-            return
-        if kind is None:
-            scf.yield_([])
-        self._point.__exit__(kind, value, traceback)
 
 
 def _exchange(plan: AccessPlan, words: list[ir.Value]) -> None:

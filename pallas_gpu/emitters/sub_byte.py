@@ -9,14 +9,14 @@ and leaves the other bits.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.emitters import addressing, masking
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.registers import Array, RegisterArray
 from pallas_gpu.layouts.registers.placement import Placement
@@ -195,7 +195,7 @@ def store_array(
     """
     slots = _slots(value.layout)
     wanted = masking.conditions(value.layout, slots, mask)
-    with _only_if(guard):
+    with predicated(guard):
         for slot, place, condition in zip(slots, places, wanted, strict=True):
             register, element = slot
             held = dtypes.extract(value.values[register], element)
@@ -205,14 +205,3 @@ def store_array(
 def _slots(placement: Placement) -> list[tuple[int, int]]:
     within = range(placement.vector_length)
     return [(r, v) for r in range(placement.num_registers) for v in within]
-
-
-@contextlib.contextmanager
-def _only_if(condition: ir.Value | None) -> Iterator[None]:
-    if condition is None:
-        yield
-        return
-    branch = scf.IfOp(condition)
-    with ir.InsertionPoint(branch.then_block):
-        yield
-        scf.yield_([])

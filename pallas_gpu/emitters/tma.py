@@ -8,23 +8,31 @@ observes the data. Stores complete in bulk async-groups.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm, scf
+from jaxlib.mlir.dialects import arith, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, elected, mbarrier, module, smem, tensor_map
+from pallas_gpu.emitters import (
+    addressing,
+    control,
+    elected,
+    mbarrier,
+    module,
+    smem,
+    tensor_map,
+)
 from pallas_gpu.emitters.cluster import Group
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import bulk, instructions
 from pallas_gpu.emitters.elements import dtypes, packed
 from pallas_gpu.emitters.gmem import GmemView, slice_pointer
-from pallas_gpu.emitters.smem import SmemView, predicated
+from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
@@ -297,7 +305,7 @@ def commit_group() -> None:
     nvvm.cp_async_bulk_commit_group()
 
 
-def wait_group(n: int, read_only: bool = False, *, sync: bool = True) -> None:
+def wait_group(n: int, wait_read_only: bool = False, *, sync: bool = True) -> None:
     """Waits until at most the `n` most recent groups of stores are pending.
 
     PTX: `cp.async.bulk.wait_group{.read}`. Since: sm_90. All threads of the warpgroup,
@@ -306,15 +314,15 @@ def wait_group(n: int, read_only: bool = False, *, sync: bool = True) -> None:
 
     Args:
       n: 0 waits for all.
-      read_only: wait only until the SMEM has been read and may be overwritten.
+      wait_read_only: wait only until the SMEM has been read and may be overwritten.
       sync: False if the caller synchronizes its threads.
     """
-    nvvm.cp_async_bulk_wait_group(n, read=read_only)
+    nvvm.cp_async_bulk_wait_group(n, read=wait_read_only)
     if sync:
         mbarrier.synchronize()
 
 
-def fence_proxy_async(of_cluster: bool = False) -> None:
+def fence_proxy_async(remote: bool = False) -> None:
     """Orders the thread's accesses to SMEM before those of asynchronous work.
 
     That reads what the thread has written, or overwrites what it has read or written.
@@ -323,11 +331,11 @@ def fence_proxy_async(of_cluster: bool = False) -> None:
     threads synchronize.
 
     Args:
-      of_cluster: whether the thread has accessed the SMEM of other CTAs, too:
+      remote: whether the thread has accessed the SMEM of other CTAs, too:
         `.shared::cluster`.
     """
     spaces = nvvm.SharedSpace
-    space = spaces.shared_cluster if of_cluster else spaces.shared_cta
+    space = spaces.shared_cluster if remote else spaces.shared_cta
     nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=space)
 
 
@@ -456,7 +464,7 @@ def issue(
     if period is None:
         _issue_each(steps, origin, base, copy)
         return
-    with _counting(len(steps)) as counter:
+    with control.counting(len(steps)) as counter:
         _issue_one(plan, origin, base, counter, period, copy)
 
 
@@ -481,7 +489,7 @@ def _issue_piece(
         return
     first = arith.muli(blocks.index, kernel.i32(share))
     if share > _MAX_UNROLLED:
-        with _counting(share) as counter:
+        with control.counting(share) as counter:
             number = arith.addi(first, counter)
             _issue_one(plan, origin, base, number, period, copy)
         return
@@ -499,19 +507,8 @@ def _issue_each(
     for step in steps:
         pointer = addressing.offset_pointer(base, step.smem_offset_bytes)
         pairs = zip(origin, step.addends, strict=True)
-        at = [_as_i32(smem.add_index(o, a)) for o, a in pairs]
+        at = [module.current().i32(smem.add_index(o, a)) for o, a in pairs]
         copy(pointer, at[::-1])
-
-
-@contextlib.contextmanager
-def _counting(count: int) -> Iterator[ir.Value]:
-    """A loop in the kernel; yields its counter, an i32 from 0."""
-    index = ir.IndexType.get()
-    low, high, one = (arith.constant(index, n) for n in (0, count, 1))
-    loop = scf.ForOp(low, high, one)
-    with ir.InsertionPoint(loop.body):
-        yield arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable)
-        scf.yield_([])
 
 
 def _issue_one(
@@ -539,7 +536,7 @@ def _issue_one(
             index = smem.add_index(
                 arith.muli(outer, kernel.i32(steps[period].addends[i])), index
             )
-        at.append(_as_i32(index))
+        at.append(module.current().i32(index))
     copy(addressing.offset_pointer(base, offset), at[::-1])
 
 
@@ -578,7 +575,3 @@ def _coordinate(sources, starts: Sequence[int | ir.Value]) -> int | ir.Value:
                 term = arith.divsi(term, kernel.i32(source.divisor))
         total = smem.add_index(total, term)
     return total
-
-
-def _as_i32(index: int | ir.Value) -> ir.Value:
-    return module.current().i32(index) if isinstance(index, int) else index

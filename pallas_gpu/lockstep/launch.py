@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -476,9 +476,10 @@ class Host:
             base, code, lists[0], lists[1], swizzle, lists[2]
         )
 
-    def _encode(self, inputs: list[int]) -> int:
-        """cuTensorMapEncodeTiled (CUDA driver API); 0 is success."""
-        place, element, rank, base, sizes, strides, box, steps, *modes = inputs
+    def _reader(
+        self, place: int, rank: int, steps: int
+    ) -> Callable[[int, int, int], list[int]]:
+        """Returns what reads numbers for a tensor map, and refuses strange ones."""
         if place % 64:
             raise PtxError("a tensor map is not aligned to 64 bytes")
 
@@ -487,6 +488,12 @@ class Host:
 
         if read(steps, rank, 4) != [1] * rank:
             raise NotModelled("element strides of a tensor map")
+        return read
+
+    def _encode(self, inputs: list[int]) -> int:
+        """cuTensorMapEncodeTiled (CUDA driver API); 0 is success."""
+        place, element, rank, base, sizes, strides, box, steps, *modes = inputs
+        read = self._reader(place, rank, steps)
         self._descriptors[place] = tma.TensorMap.encoded_by_driver(
             base, element, read(sizes, rank, 8), read(strides, rank - 1, 8),
             read(box, rank, 4), modes,
@@ -497,14 +504,7 @@ class Host:
         """cuTensorMapEncodeIm2col (CUDA driver API); 0 is success."""
         place, element, rank, base, sizes, strides, *rest = inputs
         lower, upper, channels, pixels, steps, *modes = rest
-        if place % 64:
-            raise PtxError("a tensor map is not aligned to 64 bytes")
-
-        def read(start: int, count: int, width: int) -> list[int]:
-            return [self._memory[start + width * i] for i in range(count)]
-
-        if read(steps, rank, 4) != [1] * rank:
-            raise NotModelled("element strides of a tensor map")
+        read = self._reader(place, rank, steps)
         ends = [read(x, rank - 2, 4) for x in (lower, upper)]
         corners = np.array(ends, np.uint32)
         self._descriptors[place] = tma.WindowsMap.encoded(

@@ -16,24 +16,27 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.lowering import notes
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import KernelState, RuleContext
 
+# The dtype of a value that crosses, and the layout of an array.
+Spec = tuple[np.dtype, Placement | None]
+
 
 class Border:
     """The SSA values that cross: register state, then scalars and arrays."""
 
-    def __init__(
-        self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[vals.Packed]
-    ):
+    def __init__(self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[Spec]):
         self._kernel = kernel
         self._keys = list(keys)
         self._specs = [*specs_of([kernel.state[key] for key in keys]), *specs]
@@ -41,32 +44,43 @@ class Border:
     @property
     def types(self) -> list[ir.Type]:
         """Types of the SSA values that cross."""
-        return [kind for spec in self._specs for kind in spec.types]
+        return [kind for spec in self._specs for kind in _types(*spec)]
 
     def pack(self, values: Sequence[Any]) -> list[ir.Value]:
         """Returns the SSA values of the register state and of values."""
         kernel, ssa = self._kernel, list[ir.Value]()
         state = [kernel.state[key] for key in self._keys]
-        for value, spec in zip([*state, *values], self._specs, strict=True):
-            if spec.layout is not None and isinstance(value, regs.Array):
-                value = kernel.layouts.fit(kernel, value, spec.layout)
-            ssa += vals.pack(value)[0]
+        for value, (_, layout) in zip([*state, *values], self._specs, strict=True):
+            if layout is not None:
+                value = kernel.layouts.fit(kernel, value, layout)
+            ssa += [vals.scalar_value(value)] if layout is None else value.values
         return ssa
 
     def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
         """Updates the register state and returns the values behind SSA values."""
-        ssa, values = list(ssa), []
-        for spec in self._specs:
-            values.append(spec.unpack(ssa[: spec.count]))
-            del ssa[: spec.count]
+        ssa, values = list(ssa), list[Any]()
+        for dtype, layout in self._specs:
+            count = 1 if layout is None else layout.num_registers
+            own, ssa = tuple(ssa[:count]), ssa[count:]
+            if layout is None:
+                values.append(regs.Splat(own[0], dtype))
+            else:
+                values.append(regs.RegisterArray(own, layout, dtype))
         count = len(self._keys)
         self._kernel.state.update(zip(self._keys, values[:count], strict=True))
         return values[count:]
 
 
-def specs_of(values: Sequence[Any]) -> list[vals.Packed]:
+def specs_of(values: Sequence[Any]) -> list[Spec]:
     """Returns how scalars and values in registers cross a border."""
-    return [vals.pack(value)[1] for value in values]
+    return [(value.dtype, getattr(value, "layout", None)) for value in values]
+
+
+def _types(dtype: np.dtype, layout: Placement | None) -> list[ir.Type]:
+    if layout is None:
+        return [dtypes.mlir_type(dtype)]
+    register = dtypes.vector_type(dtype, layout.vector_length)
+    return [register] * layout.num_registers
 
 
 def match(kernel: KernelState, value: Any, layout: Placement) -> Any:

@@ -14,7 +14,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters import (
+    addressing,
+    cluster,
+    elementwise,
+    gmem,
+    mbarrier,
+    smem,
+)
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.devices import peers
@@ -113,7 +120,7 @@ class KernelState:
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
-        return vals.constant(value, dtype)
+        return elementwise.scalar(value, dtype)
 
     def part(self, access: Access, read: Callable[[Operand], Any]) -> Reference:
         """Returns a part of a reference, an operand of a rule."""
@@ -153,22 +160,12 @@ class RuleContext:
         return self.kernel.builder
 
     @property
-    def issuer(self) -> emission.Issuer:
-        """The threads that execute the equation: a warpgroup, or a single warp."""
-        return self.builder.issuer
-
-    @property
     def out_aval(self) -> Any:
         """Type of the single result."""
         return self.op.results[0].aval
 
     @property
-    def approx_math(self) -> bool:
-        """Whether fast approximations are allowed."""
-        return self.kernel.params.compiler_params.approx_math
-
-    @property
-    def result_is_read(self) -> bool:
+    def is_read(self) -> bool:
         """Whether anything reads the single result."""
         return bool(self.readers)
 
@@ -180,6 +177,14 @@ class RuleContext:
         return [*found, None] if value in self.region.results else found
 
     # --- layouts ----------------------------------------------------------------------
+
+    def is_splat(self, x: Any) -> bool:
+        """Whether all elements of an operand are known to be equal."""
+        return isinstance(x, regs.Splat)
+
+    def splat(self, x: regs.Splat, aval: Any, slot: Any = 0) -> regs.Splat:
+        """Returns a result whose elements are all that of a splat."""
+        return regs.splat(x.value, x.dtype, aval.shape)
 
     def operand(self, x: Any, slot: Any = 0) -> Any:
         """Returns an operand in the layout that inference has assigned, if it has.
@@ -225,19 +230,18 @@ class RuleContext:
             mbarrier.synchronize()
 
     def view(self, ref: Reference) -> Any:
-        """Returns the view of a part of an array in memory."""
+        """Returns the view of a part of an array in memory, or a barrier's address."""
         handle = ref.handle
         match handle:
-            case vals.TmemHandle():
-                allocation, first = self.kernel.tmem, handle.first_column
-                return tmem.TmemView(
-                    allocation, first, handle.layout, handle.dtype, ref.in_tmem()
-                )
-            case vals.SmemHandle():
+            case vals.BarrierHandle():
+                return _barrier_pointer(handle, ref.element())
+            case tmem.TmemView():
+                return dataclasses.replace(handle, window=ref.in_tmem())
+            case smem.SmemView():
                 window, bits = ref.in_memory(), dtypes.stored_bits(ref.dtype)
                 layout = handle.layout.reinterpreted(window.array_shape, bits)
-                return smem.SmemView(
-                    handle.pointer, layout, ref.dtype, window, handle.internal
+                return dataclasses.replace(
+                    handle, layout=layout, dtype=ref.dtype, window=window
                 )
             case vals.GmemHandle():
                 index, pointer = handle.buffer_index, None
@@ -251,6 +255,29 @@ class RuleContext:
                     pointer = peers.address(index, owner)
                 return gmem.GmemView(pointer, index, ref.dtype, ref.in_memory(), owner)
         raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
+
+    def argument(self, x: Any) -> Any:
+        """Returns a scalar or a part of a reference as emitters take it, or None."""
+        if x is None:
+            return None
+        return self.view(x) if isinstance(x, Reference) else vals.scalar_value(x)
+
+    @property
+    def collective(self) -> bool:
+        """Whether the operation is one of a pair of CTAs."""
+        return self.op.params["collective_axis"] is not None
+
+    @property
+    def shared_by(self) -> cluster.Group | None:
+        """The CTAs that share the operation's work."""
+        axes = self.op.params["collective_axes"]
+        return self.group(axes) if axes else None
+
+    def group(self, axes: Sequence[str]) -> cluster.Group:
+        """Returns the CTAs along some cluster axes, this one among them."""
+        mesh = self.kernel.params.mesh
+        names = list(mesh.cluster_names)
+        return cluster.group(tuple(mesh.cluster), [names.index(a) for a in axes])
 
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operands by name; parts of references are `Reference`s."""
@@ -270,6 +297,15 @@ class RuleContext:
         return mapped(of, operands)
 
 
+def _barrier_pointer(handle: vals.BarrierHandle, index: int | ir.Value) -> ir.Value:
+    first, distance, size = handle.offset_bytes, handle.distance, types.BARRIER_BYTES
+    if isinstance(index, int):
+        return addressing.own_smem_pointer(first + size * index, distance)
+    offset = arith.muli(index, emission.current().i32(size))
+    pointer = addressing.own_smem_pointer(first, distance)
+    return addressing.offset_pointer(pointer, offset)
+
+
 # --- the operation loop ---------------------------------------------------------------
 
 
@@ -277,7 +313,7 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
     """Lowers the operations of a region in order; returns its results.
 
     Args:
-      kernel: the state of the machine, a `machine.State`.
+      kernel: the state of the machine: a `KernelState`, or what has the same methods.
       args: values of the region's inputs.
     """
     env: dict[Value, Any] = dict(zip(region.inputs, args, strict=True))
@@ -374,8 +410,3 @@ def emit_axes(kernel: KernelState) -> None:
             rest = arith.divui(rest, builder.i32(size))
     if mesh.thread_name is not None:
         kernel.axes[mesh.thread_name] = builder.threads.warpgroup
-
-
-def total_blocks(params: CallParams) -> int:
-    """Returns the number of blocks of a launch, batch axes included."""
-    return params.mesh.blocks * math.prod(axis.size for axis in params.batch)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA GPUs as a machine: planner, launch, kernel state, passes."""
+"""NVIDIA GPUs as a machine: its stages, the launch, prologue and epilogue."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import arch, resources, types
+from pallas_gpu import arch, errors, resources, types
 from pallas_gpu.checks import equations
-from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters import elementwise, gmem, mbarrier, smem
 from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes
@@ -21,15 +21,16 @@ from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.placement import describe
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import inference, pressure, workspace
+from pallas_gpu.lowering import inference, pressure, scratch, workspace
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice.assigned import Assigned
 from pallas_gpu.lowering.choice.authored import Authored
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory
-from pallas_gpu.lowering.machine import Build, Pass, register_machine
+from pallas_gpu.lowering.machine import Build, register_machine
 from pallas_gpu.lowering.passes import contiguous, undefined
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.traits import multicasts, shares_smem
@@ -41,100 +42,69 @@ from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import facts_of
 from pallas_gpu.program.walk import uses
 
+# The machine that compiles for `arch.GpuTarget`.
+MACHINE = "nvidia"
 _WARPGROUP = types.LoweringSemantics.Warpgroup
 
 
-class Nvidia:
-    """NVIDIA GPUs: the machine that compiles for `arch.GpuTarget`."""
+# --- the machine's stages -------------------------------------------------------------
 
-    name = "nvidia"
 
-    def __init__(self) -> None:
-        # The stages of `compiler.STAGES` that belong to this machine; `runtime/` adds
-        # those that process the finished module.
-        self.passes: dict[str, Pass] = {
-            "results": find_undefined,
-            "composites": lambda b: b.replace(
-                params=expand.expanded(b.params, b.target)
-            ),
-            "fences": insert_fences,
-            "ranges": lambda b: b.with_body(contiguous.with_ranges(b.params.jaxpr)),
-            "layouts": infer_layouts,
-            "host": lambda b: b.replace(
-                module=passes.lower_host_work(b.module, b.name)
-            ),
-            "cse": lambda b: b.replace(module=passes.share_subexpressions(b.module)),
-            "barriers": drop_repeated_barriers,
-        }
+def plan_memory(build: Build) -> Build:
+    """Plans SMEM, TMEM and barriers.
 
-    def plan(self, params: CallParams, target: arch.GpuTarget) -> resources.Plan:
-        """Plans SMEM, TMEM and barriers.
+    Raises:
+      TargetError: an operation needs a feature that the target does not have.
+      OutOfResources: the kernel does not fit the target.
+    """
+    params, target = build.params, _gpu(build.target)
+    equations.require_features(params.jaxpr, target)
+    return build.replace(plan=expand.planned(params, target))
 
-        Raises:
-          TargetError: an operation needs a feature that the target does not have.
-          OutOfResources: the kernel does not fit the target.
-        """
-        equations.require_features(params.jaxpr, target)
-        return expand.planned(params, target)
 
-    def launch(
-        self, params: CallParams, target: arch.GpuTarget, plan: resources.Plan
-    ) -> KernelBuilder:
-        """Returns the builder of the kernel's module."""
-        return KernelBuilder(_launch_spec(params, target, plan))
+def lower_operations(build: Build) -> Build:
+    """Lowers the operations of the program in order, by their rules.
 
-    def state(
-        self,
-        params: CallParams,
-        target: arch.GpuTarget,
-        plan: resources.Plan,
-        launch: KernelBuilder,
-        layouts: Any = None,
-    ) -> KernelState:
-        """Returns a state without registers and axes."""
-        if isinstance(layouts, Authored):
-            return KernelState(params, target, launch, plan, layouts)
-        limit = pressure.register_limit(layouts, _room(params, target, plan))
-        if limit is not None:
-            launch.limit_registers(limit)
-        return KernelState(params, target, launch, plan, Assigned(layouts))
-
-    def prologue(self, state: KernelState) -> Sequence[Any]:
-        """Emits the positions on the axes and the initialisation of the barriers."""
-        _prologue(state)
-        return [_handle(state, i) for i in range(len(state.params.jaxpr.invars))]
-
-    def epilogue(self, state: KernelState) -> None:
-        """Emits the end of the body, and sets the SMEM size of the block."""
-        if state.plan.tmem_columns:
-            tmem.free(
-                state.builder.smem_pointer(state.plan.tmem_address_offset_bytes),
-                state.plan.tmem_columns,
-                collective=state.plan.collective_tmem,
-            )
-        # A pair frees its TMEM behind a barrier of the cluster.
-        if not state.plan.collective_tmem:
-            # A body of MLIR waits itself for what it wants to be complete.
-            is_author = isinstance(state.params.mesh, types.CudaMesh)
-            awaits = state.traits.awaits_other_ctas or is_author
-            state.builder.sync_before_exit(is_relaxed=awaits)
-        state.builder.set_smem_bytes(state.plan.smem_bytes)
+    Raises:
+      UnsupportedError: an operation has no rule, or none for this target.
+      OutOfResources: the operations need more scratch than there is SMEM.
+    """
+    params, target, layouts = build.params, _gpu(build.target), build.layouts
+    builder = KernelBuilder(_launch_spec(params, target, build.plan))
+    with builder:
+        if not isinstance(layouts, Authored):
+            launched = _launched_blocks(params, target, build.plan)
+            resident = resources.residency(build.plan, target, params.mesh)
+            blocks = min(resident.ctas_per_sm, -(-launched // target.sm_count))
+            threads = threads_of(params)
+            limit = pressure.register_limit(layouts, target, threads, blocks)
+            if limit is not None:
+                builder.limit_registers(limit)
+            layouts = Assigned(layouts)
+        kernel = KernelState(params, target, builder, build.plan, layouts)
+        _prologue(kernel)
+        handles = [_handle(kernel, i) for i in range(len(params.jaxpr.invars))]
+        try:
+            ctx_lib.lower_region(kernel, region_of(params.jaxpr), handles)
+        except errors.OutOfResources as error:
+            error.hint = scratch.what_to_do(build.plan, params, error)
+            raise
+        _epilogue(kernel)
+    return build.replace(module=builder.module, launch=builder, plan=kernel.plan)
 
 
 def _launch_spec(
     params: CallParams, target: arch.GpuTarget, plan: resources.Plan
 ) -> LaunchSpec:
     mesh, block = params.mesh, None
-    grid: Sequence[int] = (_launched_blocks(params, target, plan), 1, 1)
-    cluster: Sequence[int] = (math.prod(mesh.cluster), 1, 1)
+    grid: Any = (_launched_blocks(params, target, plan), 1, 1)
+    cluster: Any = (math.prod(mesh.cluster), 1, 1)
     if isinstance(mesh, types.CudaMesh):
         (grid, cluster), block = mesh.along_axes(), mesh.block
-    x, y, z = grid
-    cluster_x, cluster_y, cluster_z = cluster
     return LaunchSpec(
         name=_symbol(params.name),
-        grid=(x, y, z),
-        cluster=(cluster_x, cluster_y, cluster_z),
+        grid=tuple(grid),
+        cluster=tuple(cluster),
         threads=threads_of(params),
         block=block,
         smem_bytes=plan.smem_bytes,
@@ -157,7 +127,7 @@ def _launched_blocks(
     Under dynamic scheduling it is that of the resident ones, which claim the positions
     of the others. A block more would only start late, and one less would leave room.
     """
-    blocks = ctx_lib.total_blocks(params)
+    blocks = params.mesh.blocks * math.prod(axis.size for axis in params.batch)
     if not params.is_dynamic or params.batch:
         return blocks
     resident = resources.residency(plan, target, params.mesh)
@@ -167,21 +137,6 @@ def _launched_blocks(
 def threads_of(params: CallParams) -> int:
     """Returns the number of threads of a block."""
     return types.mesh.WARPGROUP_THREADS * params.mesh.warpgroups
-
-
-# --- the machine's passes -------------------------------------------------------------
-
-
-def find_undefined(build: Build) -> Build:
-    """Warns of results that the kernel leaves undefined."""
-    undefined.warn(build.params)
-    return build
-
-
-def insert_fences(build: Build) -> Build:
-    """Inserts fences between what threads do in SMEM and copies that overwrite it."""
-    p = build.params
-    return build.with_body(fences.with_fences(p.jaxpr, p.mesh, p.compiler_params))
 
 
 def infer_layouts(build: Build) -> Build:
@@ -237,16 +192,6 @@ def _levels(params: CallParams, i: int) -> list[tuple[int, int]]:
     ]
 
 
-def layouts_text(build: Build) -> str | None:
-    """Returns the layouts of values beside their lines, None if none are inferred."""
-    return listing.listing(build.layouts) if _is_inferred(build) else None
-
-
-def annotated_text(build: Build) -> str | None:
-    """Returns the program with its layouts, None if none are inferred."""
-    return program_text(build) if _is_inferred(build) else None
-
-
 def program_text(build: Build) -> str:
     """Returns the program that has been emitted, with layouts."""
     notes: dict[Any, list[str]] = {}
@@ -260,22 +205,20 @@ def program_text(build: Build) -> str:
     return text.text(region, build.name, lambda op: "; ".join(notes.get(op, [])))
 
 
+def _if_inferred(
+    text_of: Callable[[Build], str],
+) -> Callable[[Build], str | None]:
+    """Returns a function that returns None of a build without inferred layouts."""
+    return lambda build: text_of(build) if _is_inferred(build) else None
+
+
 def _is_inferred(build: Build) -> bool:
     return isinstance(build.layouts, inference.Assignment)
 
 
-def _room(
-    params: CallParams, target: arch.GpuTarget, plan: resources.Plan
-) -> pressure.Room:
-    """Returns the room for registers in an SM."""
-    launched = _launched_blocks(params, target, plan)
-    fitting = resources.residency(plan, target, params.mesh).ctas_per_sm
-    return pressure.Room(
-        target.registers_per_sm,
-        target.max_registers_per_thread,
-        threads_of(params),
-        min(fitting, -(-launched // target.sm_count)),
-    )
+# The layouts of values beside their lines, and the program with its layouts.
+layouts_text = _if_inferred(lambda build: listing.listing(build.layouts))
+annotated_text = _if_inferred(program_text)
 
 
 def drop_repeated_barriers(build: Build) -> Build:
@@ -315,7 +258,7 @@ def _prologue(kernel: KernelState) -> None:
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
         for key in barrier.parity_keys(slot):
-            kernel.state[key] = vals.constant(parities, I32)
+            kernel.state[key] = elementwise.scalar(parities, I32)
         for i in range(barrier.size * copies):
             offset = types.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(
@@ -352,8 +295,9 @@ def _position_around(kernel: KernelState, operand: int) -> Any:
     """Emits the load of the position on an axis that encloses the launch."""
     handle = _handle(kernel, operand)
     pointer = kernel.builder.buffers[handle.buffer_index]
-    view = gmem.GmemView(pointer, handle.buffer_index, handle.dtype, handle.window)
-    return gmem.load_scalar(view.slice([0], [None]))
+    whole = Window.whole(handle.shape)
+    view = gmem.GmemView(pointer, handle.buffer_index, handle.dtype, whole)
+    return gmem.load_scalar(view.slice([*handle.lead, 0], [None] * len(handle.shape)))
 
 
 def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:
@@ -367,5 +311,37 @@ def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:
     return vals.GmemHandle(buffer, shape, vals.numpy_dtype(var.aval), lead)
 
 
-NVIDIA = Nvidia()
-register_machine(NVIDIA)
+def _epilogue(kernel: KernelState) -> None:
+    """Emits the end of the body, and sets the SMEM size of the block."""
+    plan, builder = kernel.plan, kernel.builder
+    if plan.tmem_columns:
+        tmem.free(
+            builder.smem_pointer(plan.tmem_address_offset_bytes),
+            plan.tmem_columns,
+            collective=plan.collective_tmem,
+        )
+    # A pair frees its TMEM behind a barrier of the cluster.
+    if not plan.collective_tmem:
+        # A body of MLIR waits itself for what it wants to be complete.
+        is_author = isinstance(kernel.params.mesh, types.CudaMesh)
+        awaits = kernel.traits.awaits_other_ctas or is_author
+        builder.sync_before_exit(is_relaxed=awaits)
+    builder.set_smem_bytes(plan.smem_bytes)
+
+
+# `runtime/` adds the stages that process the finished module.
+register_machine(
+    MACHINE,
+    results=undefined.warn,
+    composites=lambda b: b.replace(params=expand.expanded(b.params, b.target)),
+    fences=lambda b: b.with_body(
+        fences.with_fences(b.params.jaxpr, b.params.mesh, b.params.compiler_params)
+    ),
+    ranges=lambda b: b.with_body(contiguous.with_ranges(b.params.jaxpr)),
+    plan=plan_memory,
+    layouts=infer_layouts,
+    rules=lower_operations,
+    host=lambda b: b.replace(module=passes.lower_host_work(b.module, b.name)),
+    cse=lambda b: b.replace(module=passes.share_subexpressions(b.module)),
+    barriers=drop_repeated_barriers,
+)

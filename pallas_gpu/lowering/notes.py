@@ -284,15 +284,15 @@ _NOTES: contextvars.ContextVar[Notes | None] = contextvars.ContextVar(
     "pallas_gpu_notes", default=None
 )
 
-
-_ON_TRIAL: contextvars.ContextVar[bool] = contextvars.ContextVar(
+# Whether what is emitted will be erased.
+ON_TRIAL: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "pallas_gpu_on_trial", default=False
 )
 
 
 def current() -> Notes | None:
     """Returns the notes that are being taken; None if nobody asks for them."""
-    return None if _ON_TRIAL.get() else _NOTES.get()
+    return None if ON_TRIAL.get() else _NOTES.get()
 
 
 def take(note: Callable[[], Note | None]) -> None:
@@ -311,9 +311,4 @@ def recording() -> Iterator[Notes]:
 
 def on_trial() -> contextlib.AbstractContextManager[None]:
     """Takes no notes of what is emitted inside and erased, and warns of nothing."""
-    return setting(_ON_TRIAL, True)
-
-
-def is_on_trial() -> bool:
-    """Whether what is emitted will be erased."""
-    return _ON_TRIAL.get()
+    return setting(ON_TRIAL, True)

@@ -46,7 +46,8 @@ def flip(
     builder, zero = kernel.builder, kernel.builder.i32(0)
     if isinstance(index, int):
         word, shift = divmod(index, PARITIES_PER_WORD)
-        masks = {word: builder.i32(_signed(1 << shift))}
+        last = PARITIES_PER_WORD - 1  # the sign
+        masks = {word: builder.i32(-(1 << shift) if shift == last else 1 << shift)}
     else:
         mask = arith.shli(builder.i32(1), _shift(kernel, handle, index))
         masks = dict.fromkeys(range(len(handle.keys)), mask)
@@ -72,7 +73,3 @@ def _is_word(kernel: KernelState, index: int | ir.Value, word: int) -> ir.Value:
     assert isinstance(index, ir.Value)
     of = arith.divui(index, kernel.builder.i32(PARITIES_PER_WORD))
     return arith.cmpi(arith.CmpIPredicate.eq, of, kernel.builder.i32(word))
-
-
-def _signed(value: int) -> int:
-    return value - 2**32 if value >= 2**31 else value

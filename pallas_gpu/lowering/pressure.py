@@ -11,10 +11,9 @@ kernels have no limit.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, arch
 from pallas_gpu.emitters.elements import table
 from pallas_gpu.lowering.inference import Assignment, relations
 from pallas_gpu.lowering.inference.collect import Node, Step, Symbol
@@ -42,41 +41,28 @@ _CARRIED = 4
 _UNIT = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """The registers of an SM, and the blocks of a kernel that can share them.
-
-    Attributes:
-      per_sm: registers of an SM.
-      per_thread: the most that a thread can have.
-      threads: threads of a block.
-      blocks: blocks on an SM, registers aside.
-    """
-
-    per_sm: int
-    per_thread: int
-    threads: int
-    blocks: int
-
-
-def register_limit(layouts: Assignment, room: Room) -> int | None:
+def register_limit(
+    layouts: Assignment, target: arch.GpuTarget, threads: int, blocks: int
+) -> int | None:
     """Returns the most registers that a thread should have; None: as ptxas decides.
 
     It is the number with which as many blocks fit an SM as with what the kernel needs.
 
     Args:
       layouts: those of the kernel's arrays.
-      room: the registers of an SM.
+      target: whose registers the blocks share.
+      threads: of a block.
+      blocks: on an SM, registers aside.
     """
     arrays = _most_registers(layouts)
     if arrays is None:
         return None
     needed = -(-max(_FEWEST, arrays + _OTHERS) // _UNIT) * _UNIT
-    blocks = min(room.per_sm // (room.threads * needed), room.blocks)
+    blocks = min(target.registers_per_sm // (threads * needed), blocks)
     if not blocks:
         return None
-    limit = room.per_sm // (room.threads * blocks) // _UNIT * _UNIT
-    return limit if limit < room.per_thread else None
+    limit = target.registers_per_sm // (threads * blocks) // _UNIT * _UNIT
+    return limit if limit < target.max_registers_per_thread else None
 
 
 def _most_registers(layouts: Assignment) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,11 +93,8 @@ class Reference:
         The dimensions before the last two are spread over the columns.
         """
         *lead, row, column = self.window.starts
-        *sizes, rows, columns = self.handle.ref_shape
-        index: Any = 0
-        for start, size in zip(lead, sizes, strict=True):
-            index = add_indices(_scaled(index, size), start)
-        first = add_indices(_scaled(index, columns), column)
+        *sizes, rows, columns = self.window.array_shape
+        first = _row_major((*lead, column), (*sizes, columns))
         return Window.whole((rows, math.prod(sizes) * columns)).slice(
             (row, first),
             self.window.sizes[-2:],
@@ -107,13 +104,7 @@ class Reference:
 
     def element(self) -> ir.Value | int:
         """Returns the row-major index of the part of one element."""
-        index: Any = 0
-        for start, size in zip(
-            self.window.starts, self.window.array_shape, strict=True
-        ):
-            scaled = _scaled(index, size)
-            index = add_indices(scaled, start)
-        return index
+        return _row_major(self.window.starts, self.window.array_shape)
 
 
 def index_value(value: Any) -> Any:
@@ -144,12 +135,15 @@ def add_indices(a: Any, b: Any) -> ir.Value | int:
         return a + b
     if a == 0 or b == 0:
         return b if a == 0 else a
-    left = builder.i32(a) if isinstance(a, int) else a
-    right = builder.i32(b) if isinstance(b, int) else b
-    return arith.addi(left, right)
+    return arith.addi(builder.i32(a), builder.i32(b))
 
 
-def _scaled(index: Any, factor: int) -> Any:
-    if isinstance(index, int):
-        return index * factor
-    return arith.muli(index, emission.current().i32(factor))
+def _row_major(starts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    index: Any = 0
+    for start, size in zip(starts, sizes, strict=True):
+        if isinstance(index, int):
+            index *= size
+        else:
+            index = arith.muli(index, emission.current().i32(size))
+        index = add_indices(index, start)
+    return index

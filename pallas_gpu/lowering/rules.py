@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import UseKind
 from pallas_gpu.primitives._registry import GPU, RuleKind, register
@@ -22,15 +23,17 @@ from pallas_gpu.program.nodes import Fault
 Decorator = Callable[[Callable], Callable]
 
 
-def emits(primitive: Any, machine: str = GPU, **uses: UseKind | None) -> Decorator:
+def emits(
+    primitive: Any, machine: str = GPU, **uses: UseKind | tuple[UseKind, str] | None
+) -> Decorator:
     """Returns a decorator that registers the rule which emits a primitive.
 
     Args:
       primitive: a primitive, or the name of a primitive of JAX.
       machine: the machine for which the rule emits code.
       **uses: of an operation without arrays in registers how it uses the parts of
-        arrays in memory that are operands: its relation. None in GMEM, whose layout is
-        given.
+        arrays in memory that are operands, and their role: its relation. None in GMEM,
+        whose layout is given.
     """
     found = find_primitive(primitive)
 
@@ -44,6 +47,39 @@ def emits(primitive: Any, machine: str = GPU, **uses: UseKind | None) -> Decorat
     return enter
 
 
+def emitted_by(primitive: Any, *emitters: Callable[..., None], **uses: Any) -> None:
+    """Registers what emits a primitive without results, where nothing is to be decided.
+
+    Its arguments are the operands and the parameters of their names, and attributes of
+    the context; others have defaults. What has no argument `predicate` is emitted where
+    that operand is true.
+
+    Args:
+      primitive: one of ours.
+      *emitters: they follow each other.
+      **uses: as those of `emits`.
+    """
+    wanted = [list(inspect.signature(emit).parameters) for emit in emitters]
+
+    def rule(ctx: Any, *invals: Any) -> None:
+        operands, params = ctx.operands(invals) or {}, ctx.op.params
+        for emit, names in zip(emitters, wanted, strict=True):
+            given = {}
+            for name in names:
+                if name in operands:
+                    given[name] = ctx.argument(operands[name])
+                elif name in params:
+                    given[name] = params[name]
+                elif hasattr(type(ctx), name):
+                    given[name] = getattr(ctx, name)
+            under = None if "predicate" in given else operands.get("predicate")
+            with predicated(ctx.argument(under)):
+                # By its name: tests replace emitters.
+                getattr(inspect.getmodule(emit), emit.__name__)(**given)
+
+    emits(primitive, **uses)(rule)
+
+
 def relates(*primitives: Any) -> Decorator:
     """Returns a decorator that registers the layout relation of some primitives."""
 
@@ -51,6 +87,20 @@ def relates(*primitives: Any) -> Decorator:
         for primitive in primitives:
             register(find_primitive(primitive), RuleKind.RELATION)(_by_name(rule))
         return rule
+
+    return enter
+
+
+def emits_and_relates(*primitives: Any) -> Decorator:
+    """Returns a decorator that registers one function as the rules of both kinds.
+
+    It is given a `RuleContext` with values, or a `Node` with symbols.
+    """
+
+    def enter(rule: Callable) -> Callable:
+        for primitive in primitives:
+            emits(primitive)(rule)
+        return relates(*primitives)(rule)
 
     return enter
 
@@ -76,10 +126,11 @@ def _by_name(rule: Callable) -> Callable:
     return called
 
 
-def _used(node: Node, uses: Mapping[str, UseKind | None]) -> list[Any]:
+def _used(node: Node, uses: Mapping[str, Any]) -> list[Any]:
     for name, kind in uses.items():
         if kind is not None:
-            node.use(node.part(node.operands[name]), kind)
+            kind, role = kind if isinstance(kind, tuple) else (kind, "")
+            node.use(node.part(node.operands[name]), kind, role=role)
     return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 

@@ -17,9 +17,10 @@ from pallas_gpu.emitters.moves.image import MOST_EMITTED
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require
 from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.layouts.moves import reductions
+from pallas_gpu.layouts.moves import costs, rates
 from pallas_gpu.layouts.moves import relayout as plans
-from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.moves.reductions import plan_reduction
+from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.lowering import notes, slow
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
@@ -47,7 +48,7 @@ def _issuers(kernel: KernelState) -> int:
 
 
 def what_to_do(
-    plan: Any, params: CallParams, error: errors.OutOfResources
+    plan: Plan, params: CallParams, error: errors.OutOfResources
 ) -> str | None:
     """Returns the hint of an error of an operation for which there is no scratch.
 
@@ -57,14 +58,10 @@ def what_to_do(
       error: what the operation has raised; it knows neither the kernel's memory nor its
         semantics.
     """
-    if error.resource != "SMEM":
-        return error.hint
     hint = error.hint
-    fits = (
-        isinstance(plan, Plan)
-        and error.used_bytes * params.mesh.warpgroups <= plan.scratch_free_bytes
-    )
-    if not fits:
+    if error.resource != "SMEM":
+        return hint
+    if error.used_bytes * params.mesh.warpgroups > plan.scratch_free_bytes:
         hint = "the arrays occupy the remaining SMEM: use smaller or fewer arrays"
     if params.compiler_params.lowering_semantics is LoweringSemantics.Warpgroup:
         return hint
@@ -120,14 +117,22 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
 
     None where there is none.
     """
-    notes.take(lambda: slow.exchange(wanted_bytes))
+    moved = 2 * wanted_bytes / rates.WAVEFRONT_BYTES * rates.SMEM_WAVEFRONT
+    cycles, what = moved + costs.EXCHANGE_CYCLES, f"{wanted_bytes} bytes"
+    notes.take(lambda: notes.Conversion(what, "", "", wanted_bytes, cycles))
     return _in_rounds(kernel, wanted_bytes)
 
 
 def _in_rounds(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
     result = _grown(kernel, min(wanted_bytes, _MOST_WANTED_BYTES))
     if result is not None and wanted_bytes > MOST_EMITTED * result.size_bytes:
-        slow.in_many_rounds(wanted_bytes, result.size_bytes, kernel.where)
+        slow.warn(
+            "data moves between threads a little at a time: "
+            f"{-(-wanted_bytes // result.size_bytes)} rounds, each with two barriers",
+            f"{result.size_bytes} bytes of scratch for {wanted_bytes}",
+            "leave more SMEM free, and reduction_scratch_bytes unset or larger",
+            kernel.where,
+        )
     return result
 
 
@@ -151,7 +156,15 @@ def relayouted(kernel: KernelState, x: RegisterArray, target: Placement) -> Any:
     wanted = plans.scratch_bytes(x.layout, target, bits, available)
     room = _in_rounds(kernel, wanted) if wanted else None
     held = available if room is None else room.size_bytes
-    notes.take(lambda: slow.conversion(x, target, held, wanted))
+    notes.take(
+        lambda: notes.Conversion(
+            f"{x.dtype}{list(x.shape)}",
+            describe(x.layout),
+            describe(target),
+            wanted,
+            costs.relayout_cost(x.layout, target, bits, held) or 0.0,
+        )
+    )
     return relayout.relayout(x, target, room)
 
 
@@ -164,10 +177,10 @@ def for_reduction(
       OutOfResources: the scratch is too small.
     """
     bits = dtypes.bits(x.dtype)
-    wanted = reductions.scratch_bytes(x.layout, axes, bits)
-    if not wanted:
+    plan = plan_reduction(x.layout, tuple(axes))
+    if not plan.warps:
         return None
-    least = reductions.least_scratch_bytes(x.layout, axes, bits)
+    wanted, least = plan.scratch_bytes(bits), plan.least_bytes(bits)
     what = f"a reduction across warps of {x.dtype}{list(x.shape)} over axes {axes}"
     return require(for_data(kernel, wanted), least, what)
 

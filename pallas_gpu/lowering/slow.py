@@ -17,51 +17,21 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.moves import costs, rates
 from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
-from pallas_gpu.layouts.registers.placement import Placement, describe
-from pallas_gpu.layouts.smem.access_plan import AccessPlan, Kind
+from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.smem.access_plan import Kind
 from pallas_gpu.lowering import notes
-from pallas_gpu.lowering.notes import Access, Conversion, Copy, Note
+from pallas_gpu.lowering.notes import Access, Copy, Note
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}
 # CUDA programming guide, compute capabilities: the most registers of a thread.
 _MOST_REGISTERS, _REGISTER_BITS = 255, 32
-_BANK_BYTES_PER_WAVEFRONT = 128
 # The default layouts of odd shapes have conflicts of two lanes, which no other layout
 # of theirs avoids without more registers.
 _TOLERATED_WITH_PADDING = 2.0
+_OPCODES = {"load": "ld", "store": "st"}
 
 Line = Callable[[], str | None]
-
-
-def access(
-    view: smem.SmemView | gmem.GmemView,
-    layout: Placement,
-    kind: Kind,
-    where: Line,
-    optimized: bool | None = None,
-    *,
-    by_element: bool = False,
-) -> None:
-    """Notes an access that has been emitted, and warns if it is slow.
-
-    Args:
-      view: a part of an array.
-      layout: of the array in registers.
-      kind: "load" or "store".
-      where: returns the line of the access.
-      optimized: what its author has said of bank conflicts; None warns of them.
-      by_element: whether an address is computed for each element.
-    """
-    is_internal = isinstance(view, smem.SmemView) and view.internal
-    warns = (optimized is None or by_element) and not is_internal
-    if not warns and notes.current() is None:
-        return
-    note = (by_element_note if by_element else _of_view)(view, layout, kind)
-    notes.take(lambda: note)
-    if warns:
-        _too_large(view, layout, where)
-        _warn_of(note, f"{note.got} in {describe(layout)}", where)
 
 
 def copied_by_threads(
@@ -78,10 +48,10 @@ def copied_by_threads(
     note = Copy(what, plan.chunk_bytes, plan.is_asynchronous, chunks)
     notes.take(lambda: note)
     if not plan.is_asynchronous:
-        _warn_of(note, note.got, where)
+        warn_of(note, note.got, where)
 
 
-def _warn_of(note: Note, got: str, where: Line) -> None:
+def warn_of(note: Note, got: str, where: Line) -> None:
     """Warns of what a note says, if it is slow."""
     if (found := note.verdict).hint is not None:
         warn(found.what, got, found.hint, where)
@@ -90,21 +60,22 @@ def _warn_of(note: Note, got: str, where: Line) -> None:
 # --- the notes of accesses and moves --------------------------------------------------
 
 
-def _of_view(
+def of_view(
     view: smem.SmemView | gmem.GmemView, layout: Placement, kind: Kind
 ) -> Access:
-    """The note of an access by vectors or matrices."""
+    """Returns the note of an access by vectors or matrices."""
     if isinstance(view, gmem.GmemView):
         return _of_gmem(view, layout, kind)
     plan = smem.plan(view, layout, kind)
     wide = smem.plan(view, layout, kind, aligned=True)
     itemsize = dtypes.stored_bits(view.dtype) / 8
+    way = "matrix" if plan.method == "matrix" else ".shared"
     wavefronts = WARPS * len(plan.instructions) * plan.wavefronts_per_access
     return Access(
         kind,
         "SMEM",
         described(view),
-        _shared_instruction(plan),
+        _OPCODES[kind] + way,
         math.ceil(plan.elements_per_access * itemsize),
         math.ceil(wide.elements_per_access * itemsize),
         plan.wavefronts_per_access,
@@ -113,12 +84,6 @@ def _of_view(
         tolerated=_TOLERATED_WITH_PADDING if padding.is_padded(layout) else 1.0,
         is_internal=view.internal,
     )
-
-
-def _shared_instruction(plan: AccessPlan) -> str:
-    if plan.method == "matrix":
-        return "ldmatrix" if plan.kind == "load" else "stmatrix"
-    return "ld.shared" if plan.kind == "load" else "st.shared"
 
 
 def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
@@ -140,7 +105,7 @@ def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
         kind,
         "GMEM",
         described(view),
-        "ld.global" if kind == "load" else "st.global",
+        _OPCODES[kind] + ".global",
         math.ceil(taken * bits / 8),
         math.ceil(aligned * bits / 8),
         *each,
@@ -149,7 +114,7 @@ def _of_gmem(view: gmem.GmemView, layout: Placement, kind: Kind) -> Access:
     )
 
 
-def by_element_note(
+def by_element(
     view: Any, layout: Placement | None, kind: Kind, adjacent: int | None = None
 ) -> Access:
     """Returns the note of an access that computes the address of each element.
@@ -167,7 +132,7 @@ def by_element_note(
         moved = elements * WARPS * WARP_LANES * bits / 8 / rates.GMEM_BYTES_PER_CYCLE
         cycles = costs.element_access_cost(layout, bits) / (adjacent or 1)
         cycles = max(cycles, 0.0 if in_smem else moved)
-    unit = _BANK_BYTES_PER_WAVEFRONT if in_smem else rates.SECTOR_BYTES
+    unit = rates.WAVEFRONT_BYTES if in_smem else rates.SECTOR_BYTES
     width, what = max((adjacent or 1) * bits // 8, 1), described(view)
     if adjacent is not None and layout is not None:
         what = f"{list(layout.shape)} elements of {what}"
@@ -175,7 +140,7 @@ def by_element_note(
         kind,
         "SMEM" if in_smem else "GMEM",
         what,
-        ("ld" if kind == "load" else "st") + (".shared" if in_smem else ".global"),
+        _OPCODES[kind] + (".shared" if in_smem else ".global"),
         width,
         width,
         None,
@@ -183,29 +148,6 @@ def by_element_note(
         cycles,
         by_element=adjacent is None,
         is_internal=in_smem and view.internal,
-    )
-
-
-def conversion(
-    x: Any, target: Placement, scratch_bytes: int, wanted_bytes: int
-) -> Conversion:
-    """Returns the note of a conversion of an array to another layout."""
-    bits = dtypes.bits(x.dtype)
-    cycles = costs.relayout_cost(x.layout, target, bits, scratch_bytes)
-    return Conversion(
-        f"{x.dtype}{list(x.shape)}",
-        describe(x.layout),
-        describe(target),
-        wanted_bytes,
-        cycles or 0.0,
-    )
-
-
-def exchange(wanted_bytes: int) -> Conversion:
-    """Returns the note of data that moves between threads through SMEM."""
-    moved = 2 * wanted_bytes / _BANK_BYTES_PER_WAVEFRONT * rates.SMEM_WAVEFRONT
-    return Conversion(
-        f"{wanted_bytes} bytes", "", "", wanted_bytes, moved + costs.EXCHANGE_CYCLES
     )
 
 
@@ -220,18 +162,8 @@ def described(view: Any) -> str:
 # --- other warnings -------------------------------------------------------------------
 
 
-def in_many_rounds(wanted_bytes: int, scratch_bytes: int, where: Line) -> None:
-    """Warns of data that moves between threads through too little scratch."""
-    warn(
-        "data moves between threads a little at a time: "
-        f"{-(-wanted_bytes // scratch_bytes)} rounds, each with two barriers",
-        f"{scratch_bytes} bytes of scratch for {wanted_bytes}",
-        "leave more SMEM free, and reduction_scratch_bytes unset or larger",
-        where,
-    )
-
-
-def _too_large(view: Any, layout: Placement, where: Line) -> None:
+def too_large(view: Any, layout: Placement, where: Line) -> None:
+    """Warns of an array that does not fit the registers of a warpgroup."""
     bits = max(dtypes.bits(view.dtype), 8)
     taken = layout.num_registers * layout.vector_length * bits // _REGISTER_BITS
     if taken > _MOST_REGISTERS:
@@ -252,7 +184,7 @@ def warn(what: str, got: str, hint: str, where: Line) -> None:
     What has no line is code of this package, which no user can change.
     """
     place = where()
-    if place is None or notes.is_on_trial():
+    if place is None or notes.ON_TRIAL.get():
         return
     text = f"{what} ({place})\n  got:   {got}\n  hint:  {hint}"
     show(text, errors.PerformanceWarning, place)

@@ -38,7 +38,6 @@ class Traits:
         through `cluster_ref`, may be waited for by nobody.
       copies_by_threads: whether a barrier may track copies by cp.async.
       meets: the scopes that use bytes of SMEM which another one has used.
-      multicasts: whether it accesses the memory of all devices at once.
       waits_for_stores: the waits for barriers on which threads of other CTAs, or their
         asynchronous stores, arrive. Others acquire what their own CTA has written: in
         the scope of a cluster each of them would clear the L1.
@@ -48,7 +47,6 @@ class Traits:
     awaits_other_ctas: bool
     copies_by_threads: bool
     meets: frozenset[_jax.JaxprEqn]
-    multicasts: bool
     waits_for_stores: frozenset[_jax.JaxprEqn]
 
     @classmethod
@@ -69,7 +67,6 @@ class Traits:
             bool(stores) and not any(map(_sends, ops)),
             uses(jaxpr, cp_async_p, gather_rows_p),
             sharing.meets(jaxpr),
-            any(True for _ in multicasts(jaxpr)),
             frozenset(x.eqn for x in waits if reached.intersection(_barriers(x))),
         )
 

@@ -13,13 +13,14 @@ from jaxlib.mlir.dialects import arith, gpu
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import cluster, elected, elementwise, mbarrier, module, tma
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import chunks, cp_async, prefetch, rows
 from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.registers import Array
-from pallas_gpu.emitters.smem import SmemView, predicated
+from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.mosaic import copies, devices
 from pallas_gpu.mosaic.barriers import group_along, scoped
 from pallas_gpu.mosaic.devices import GLOBAL_BROADCAST as GLOBAL_BROADCAST

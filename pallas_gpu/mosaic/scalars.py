@@ -15,8 +15,8 @@ from jaxlib.mlir.dialects import arith, gpu, nvvm, scf, vector
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import mbarrier, module
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes, scalars
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.emitters.sync import delay
 from pallas_gpu.mosaic import elements
 from pallas_gpu.types.profiling.threads import ThreadSubset as ThreadSubset
@@ -65,8 +65,7 @@ def as_i32(value: int | ir.Value) -> int | ir.Value:
 
 def i32_value(value: int | ir.Value) -> ir.Value:
     """An index as an i32 value."""
-    found = as_i32(value)
-    return module.current().i32(found) if isinstance(found, int) else found
+    return module.current().i32(as_i32(value))
 
 
 def barrier_index(offset: int | ir.Value, count: int) -> int | ir.Value:

@@ -14,8 +14,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import gpu, nvvm
 
 from pallas_gpu import errors, expect, types
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.module import WARP_THREADS
-from pallas_gpu.emitters.smem import add_index, predicated
+from pallas_gpu.emitters.smem import add_index
 from pallas_gpu.mosaic.scalars import barrier_index, i32_value
 
 # The hardware's barriers; 0 is that of the block, the next ones are the warpgroups'.

@@ -16,7 +16,7 @@ import jax
 from pallas_gpu import arch, compiler, errors
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import launch, notes, slow
-from pallas_gpu.lowering.machine import Build
+from pallas_gpu.lowering.machine import Build, add_passes
 from pallas_gpu.program.nodes import Kind
 from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.runtime import machine_code, offline_compiler, worker
@@ -154,4 +154,4 @@ def _operand_avals(params: CallParams) -> list[Any]:
     return avals
 
 
-launch.NVIDIA.passes.update(serialize=serialize_module, compile=compile_offline)
+add_passes(launch.MACHINE, serialize=serialize_module, compile=compile_offline)

@@ -12,10 +12,10 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu.emitters import (
     addressing,
     cluster,
+    control,
     gmem,
     mbarrier,
     registers,
-    smem,
     tma,
 )
 from pallas_gpu.layouts import WGStridedLayout
@@ -110,7 +110,7 @@ def test_a_remote_arrival_is_released_to_the_cluster(compile_kernel):
         mbarrier.init(kb.smem_pointer(0), 2)
         kb.sync_after_init()
         cluster.arrive(kb.smem_pointer(0), blocks)
-        cluster.wait(kb.smem_pointer(0), kb.i32(0))
+        mbarrier.wait(kb.smem_pointer(0), kb.i32(0), "cluster")
         kb.sync_before_exit()
 
     spec = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1024}
@@ -151,5 +151,5 @@ def test_the_axes_are_those_of_the_launch(kb, *, sizes, axes):
 def test_smem_of_a_neighbour_has_the_cluster_address_space(kb):
     remote = addressing.map_shared(kb.smem_pointer(0), kb.i32(1))
     assert str(remote.type) == "!llvm.ptr<7>"
-    with smem.predicated(kb.threads.elected):
+    with control.predicated(kb.threads.elected):
         cluster.emit_arrive_remote(remote)

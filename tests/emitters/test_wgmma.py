@@ -11,7 +11,15 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu.emitters import elementwise, gmem, mbarrier, registers, smem, tma
+from pallas_gpu.emitters import (
+    control,
+    elementwise,
+    gmem,
+    mbarrier,
+    registers,
+    smem,
+    tma,
+)
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.emitters.tensor_cores import wgmma
@@ -86,7 +94,7 @@ def fetch(kb, pairs) -> None:
     mbarrier.init(barrier, len(pairs))
     kb.sync_after_init()
     first = arith.cmpi(arith.CmpIPredicate.eq, kb.threads.warpgroup, kb.i32(0))
-    with smem.predicated(first):
+    with control.predicated(first):
         for source, view in pairs:
             tma.copy_gmem_to_smem(kb, source, view, barrier, sync=False)
     mbarrier.wait(barrier, kb.i32(0))

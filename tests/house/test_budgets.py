@@ -30,7 +30,7 @@ BUDGETS = {
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
     # With notes of what is emitted, which explain reads.
-    "lowering": 11400,
+    "lowering": 10400,
     # Sorting networks as one operation; votes, matches and shuffles of lanes.
     # Addresses of arrays that kernels keep.
     "emitters": 15180,

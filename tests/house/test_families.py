@@ -63,10 +63,11 @@ def family_of(primitive: str) -> str:
 def test_a_rule_of_a_primitive_stands_in_the_file_of_its_family(
     kind: registry.RuleKind,
 ):
-    found = {
+    files = {
         primitive.name: Path(inspect.getfile(inspect.unwrap(rule)))
-        .relative_to(FAMILIES)
-        .stem
         for primitive, rule in registry.rules(kind).items()
     }
+    # An operation whose rule is its emitter stands in the table of families/direct.py.
+    found = {name: at.stem for name, at in files.items() if at.name != "rules.py"}
+    assert all(files[name].is_relative_to(FAMILIES) for name in found)
     assert found == {name: family_of(name) for name in found}

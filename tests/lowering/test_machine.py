@@ -20,9 +20,9 @@ import pallas_gpu as plgpu
 from pallas_gpu import _jax, arch, compiler, errors, offline
 from pallas_gpu.emitters.module import make_context
 from pallas_gpu.emitters.program import passes
-from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import machine
-from pallas_gpu.lowering.launch import NVIDIA
+from pallas_gpu.lowering.context import lower_region
+from pallas_gpu.program.build import region_of
 from tests.support.refusal import refused
 
 F32 = jax.ShapeDtypeStruct((1,), jnp.float32)
@@ -117,55 +117,36 @@ def _add(ctx, x, y):
     return arith.addf(x, y)
 
 
-class Abacus:
-    name = "abacus"
+def plan(build: machine.Build) -> machine.Build:
+    params, target = build.params, build.target
+    used = len(params.jaxpr.invars)
+    if used > target.budgets["words"]:
+        raise errors.OutOfResources(
+            f"kernel {params.name} needs more words than {target.name} has",
+            resource="words",
+            limit_bytes=4 * target.budgets["words"],
+            used_bytes=4 * used,
+        )
+    return build.replace(plan=Words(used))
 
-    def __init__(self) -> None:
-        self.passes: dict[str, machine.Pass] = {"cse": self.share}
 
-    def plan(self, params: CallParams, target: AbacusTarget) -> Words:
-        used = len(params.jaxpr.invars)
-        if used > target.words:
-            raise errors.OutOfResources(
-                f"kernel {params.name} needs more words than {target.name} has",
-                resource="words",
-                limit_bytes=4 * target.words,
-                used_bytes=4 * used,
-            )
-        return Words(used)
-
-    def launch(self, params: CallParams, target: AbacusTarget, plan: Words) -> Function:
-        return Function(params.name, plan.used)
-
-    def state(
-        self,
-        params: CallParams,
-        target: AbacusTarget,
-        plan: Words,
-        launch: Function,
-        layouts: Any = None,
-    ) -> Beads:
-        return Beads(plan, launch)
-
-    def prologue(self, state: Beads) -> Sequence[Any]:
-        return state.launch.arguments
-
-    def epilogue(self, state: Beads) -> None:
+def lower(build: machine.Build) -> machine.Build:
+    launch = Function(build.name, build.plan.used)
+    with launch:
+        state = Beads(build.plan, launch)
+        lower_region(state, region_of(build.params.jaxpr), launch.arguments)
         func.return_([])
-
-    def share(self, build: machine.Build) -> machine.Build:
-        return build.replace(module=passes.share_subexpressions(build.module))
+    return build.replace(module=launch.module)
 
 
-# The type checker holds both machines to the protocols.
-MACHINES: list[machine.Machine] = [NVIDIA, Abacus()]
-TARGETS: list[arch.Target] = [arch.SM_90A, AbacusTarget("abacus3", words=3)]
+def share(build: machine.Build) -> machine.Build:
+    return build.replace(module=passes.share_subexpressions(build.module))
 
 
 @pytest.fixture
 def abacus(monkeypatch) -> AbacusTarget:
     monkeypatch.setattr(machine, "_MACHINES", dict(machine._MACHINES))
-    machine.register_machine(Abacus())
+    machine.register_machine("abacus", plan=plan, rules=lower, cse=share)
     return AbacusTarget("abacus3", words=3)
 
 
@@ -185,7 +166,7 @@ def test_a_second_machine_lowers_through_the_stages(abacus):
     text = str(build.module)
     assert "func.func @beads(%arg0: memref<1xf32>" in text
     assert "gpu." not in text
-    # Its one pass has run, and NVIDIA's have not: x + y is computed once.
+    # Its stage has run, and NVIDIA's have not: x + y is computed once.
     assert texts["rules"].count("arith.addf") == 4
     assert text.count("arith.addf") == 3
     assert texts["plan"] == "words 3"
@@ -218,4 +199,4 @@ def test_a_target_of_no_machine_is_refused(monkeypatch):
 
 @refused
 def test_two_machines_of_one_name_are_refused(abacus):
-    machine.register_machine(Abacus())
+    machine.register_machine("abacus", plan=plan, rules=lower, cse=share)

@@ -7,15 +7,14 @@ access adjacent memory. All arithmetic is on constants and the number of the chu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, scf
+from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import addressing, gmem, indexed, module, smem
+from pallas_gpu.emitters import addressing, control, gmem, indexed, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import Splat
 from pallas_gpu.layouts.gmem.thread_copy import Bound, ThreadCopy
@@ -79,19 +78,8 @@ def over_chunks(
     if rounds == unrolled:
         body(None)
         return
-    with rounds_of(rounds, unrolled) as first_round:
+    with control.counting(rounds, unrolled) as first_round:
         body(first_round)
-
-
-@contextlib.contextmanager
-def rounds_of(count: int, step: int) -> Iterator[ir.Value]:
-    """A loop in the kernel; yields its counter, an i32 from 0."""
-    index = ir.IndexType.get()
-    low, high, stride = (arith.constant(index, n) for n in (0, count, step))
-    loop = scf.ForOp(low, high, stride)
-    with ir.InsertionPoint(loop.body):
-        yield arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable)
-        scf.yield_([])
 
 
 def _thread_index(threads: int) -> ir.Value:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, module, tma
+from pallas_gpu.emitters import addressing, control, mbarrier, module, tma
+from pallas_gpu.emitters.addressing import global_pointer
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies.chunks import Chunk, over_chunks
 from pallas_gpu.emitters.elements import dtypes, predication
 from pallas_gpu.emitters.gmem import GmemView
-from pallas_gpu.emitters.smem import SmemView, predicated
+from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
 
 _INTEGERS = {8: dtypes.I64, 4: dtypes.I32, 2: dtypes.I16, 1: dtypes.I8}
@@ -137,7 +139,7 @@ def _load(plan: ThreadCopy, chunks: list[Chunk]) -> None:
     # All loads first: they are under way at the same time.
     values = [
         predication.load(
-            type_, global_pointer(c.gmem), _both(c.present, _inside(c)), zero
+            type_, global_pointer(c.gmem), control.both(c.present, _inside(c)), zero
         )
         for c in chunks
     ]
@@ -156,7 +158,7 @@ def store_chunks(plan: ThreadCopy, chunks: list[Chunk]) -> None:
         if plan.is_cut:
             inside = _compared(chunk.bytes_inside, "eq", plan.chunk_bytes)
             _store_elements(plan, chunk, value, pointer, inside)
-        predication.store(value, pointer, _both(chunk.present, inside))
+        predication.store(value, pointer, control.both(chunk.present, inside))
 
 
 def _store_elements(
@@ -171,7 +173,7 @@ def _store_elements(
         element = dtypes.pack([dtypes.extract(elements, i)])
         place = addressing.offset_pointer(pointer, i * size)
         condition = _compared(inside, "sgt", i * size)
-        predication.store(element, place, _both(chunk.present, condition))
+        predication.store(element, place, control.both(chunk.present, condition))
 
 
 def _integer(plan: ThreadCopy):
@@ -192,18 +194,6 @@ def _inside(chunk: Chunk) -> ir.Value | None:
 def _compared(value: ir.Value, relation: str, number: int) -> ir.Value:
     predicate = arith.CmpIPredicate[relation]
     return arith.cmpi(predicate, value, module.current().i32(number))
-
-
-def _both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return arith.andi(a, b)
-
-
-def global_pointer(pointer: ir.Value) -> ir.Value:
-    """A pointer to GMEM as one of its address space."""
-    window = module.pointer_type(1)
-    return pointer if pointer.type == window else llvm.addrspacecast(window, pointer)
 
 
 def arrive_when_copied(barrier_pointer: ir.Value) -> None:

@@ -14,12 +14,20 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.emitters import addressing, gmem, masking, module, smem, tensor_map
-from pallas_gpu.emitters.copies import chunks, instructions
+from pallas_gpu.emitters import (
+    addressing,
+    control,
+    gmem,
+    masking,
+    module,
+    smem,
+    tensor_map,
+)
+from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.copies import instructions
 from pallas_gpu.emitters.elements import dtypes, packed
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.registers import Iota, RegisterArray
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts.gmem.four_rows import FourRows, plan_four_rows
 from pallas_gpu.layouts.registers.fours import Fours, fours
 from pallas_gpu.layouts.registers.linear import LinearLayout
@@ -122,7 +130,7 @@ def _issue(
     index: RegisterArray,
     copy: _Copy,
 ) -> None:
-    rows = chosen.rows
+    rows, i32 = chosen.rows, module.current().i32
     base = smem.slice_pointer(part)
     first_row, first_column = _origin(all_rows, rows)
     for four, number, present in _groups(chosen.indices, index):
@@ -131,8 +139,8 @@ def _issue(
             start = addressing.offset_pointer(base, _offset(rows, number))
             for offset, column in _pieces(rows.pieces):
                 pointer = addressing.offset_pointer(start, offset)
-                at = _as_i32(smem.add_index(first_column, column))
-                copy(pointer, [at, *map(_as_i32, coordinates)])
+                at = i32(smem.add_index(first_column, column))
+                copy(pointer, [at, *map(i32, coordinates)])
 
 
 def _groups(
@@ -154,10 +162,7 @@ def _groups(
             four.append(shuffle.from_distance(row, lanes) if lanes else row)
         register, element, _ = group[0]
         number = dtypes.extract(numbers.values[register], element)
-        condition = present if own is None else own
-        if present is not None and own is not None:
-            condition = arith.andi(present, own)
-        yield four, number, condition
+        yield four, number, control.both(present, own)
 
 
 def _offset(rows: FourRows, number: ir.Value) -> ir.Value:
@@ -184,7 +189,7 @@ def _pieces(
     if len(pieces) <= _MAX_UNROLLED or not regular:
         yield from pieces
         return
-    with chunks.rounds_of(len(pieces), 1) as counter:
+    with control.counting(len(pieces), 1) as counter:
         yield _after(place, counter, step[0]), _after(column, counter, step[1])
 
 
@@ -218,7 +223,3 @@ def _scaled(start: int | ir.Value, factor: int) -> int | ir.Value:
     if isinstance(start, int):
         return start * factor
     return start if factor == 1 else arith.muli(start, module.current().i32(factor))
-
-
-def _as_i32(value: int | ir.Value) -> ir.Value:
-    return module.current().i32(value) if isinstance(value, int) else value

@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.emitters import elected, gmem, mbarrier, module, smem, tensor_map, tma
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import instructions
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts.gmem.im2col import Windows, require_adjacent
 from pallas_gpu.layouts.window import row_major_strides
 

@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu.emitters import module
+from pallas_gpu.emitters.addressing import global_pointer
 from pallas_gpu.emitters.elected import instruction
 
 
@@ -186,7 +187,11 @@ def prefetch_line(source: ir.Value, size_bytes: int) -> None:
       size_bytes: of the bytes; both are multiples of 16.
     """
     text = "cp.async.bulk.prefetch.L2.global [$0], $1"
-    instruction(text, [_global(source), module.current().i32(size_bytes)], ["l", "r"])
+    instruction(
+        text,
+        [global_pointer(source), module.current().i32(size_bytes)],
+        ["l", "r"],
+    )
 
 
 def load_line(
@@ -212,7 +217,7 @@ def load_line(
         f"{_hint(policy)} [$0], [$1], $2, [$3]"
     )
     size = module.current().i32(size_bytes)
-    operands = [_address(pointer), _global(source), size, _address(barrier)]
+    operands = [_address(pointer), global_pointer(source), size, _address(barrier)]
     _line(text, operands, "rlrr", policy, by)
 
 
@@ -260,7 +265,7 @@ def _line_to_gmem(
 ) -> None:
     text = f"{form} [$0], [$1], $2"
     size = module.current().i32(size_bytes)
-    _line(text, [_global(target), _address(pointer), size], "lrr", policy)
+    _line(text, [global_pointer(target), _address(pointer), size], "lrr", policy)
 
 
 def _line(
@@ -296,12 +301,6 @@ def cache_policy(hint: str | None) -> ir.Value | None:
 
 def _hint(policy: ir.Value | None) -> str:
     return "" if policy is None else ".L2::cache_hint"
-
-
-def _global(pointer: ir.Value) -> ir.Value:
-    """A pointer to GMEM as one of its address space."""
-    window = module.pointer_type(1)
-    return pointer if pointer.type == window else llvm.addrspacecast(window, pointer)
 
 
 def _address(pointer: ir.Value) -> ir.Value:

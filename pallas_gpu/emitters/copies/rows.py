@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.emitters import (
+    control,
     elected,
     gmem,
     indexed,
@@ -27,11 +28,11 @@ from pallas_gpu.emitters import (
     smem,
     tma,
 )
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.copies import chunks, cp_async, four_rows, instructions
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.registers import Array, Deferred, Iota, RegisterArray
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.line import UNIT_BYTES
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
@@ -184,10 +185,7 @@ def _own_rows(
     for (register, lane), present in zip(places, inside, strict=True):
         row = dtypes.extract(index.values[register], lane)
         number = dtypes.extract(numbers.values[register], lane)
-        condition = present if own is None else own
-        if present is not None and own is not None:
-            condition = arith.andi(present, own)
-        yield row, number, condition
+        yield row, number, control.both(present, own)
 
 
 def _row[View: (gmem.GmemView, smem.SmemView)](view: View, index: ir.Value) -> View:
@@ -262,7 +260,7 @@ def _load_by_lanes(
         if rounds == unrolled:
             some(None)
             continue
-        with chunks.rounds_of(rounds, unrolled) as start:
+        with control.counting(rounds, unrolled) as start:
             some(start)
 
 
@@ -295,5 +293,5 @@ def _copy_row(
     if plan.chunks == unrolled:
         some(None)
         return
-    with chunks.rounds_of(plan.chunks, unrolled) as first:
+    with control.counting(plan.chunks, unrolled) as first:
         some(first)

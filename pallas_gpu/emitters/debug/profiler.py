@@ -8,7 +8,7 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import types
 from pallas_gpu.emitters import module, operations
-from pallas_gpu.emitters.smem import predicated
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.types.profiling import trace
 
 _MARK = "{ .reg .b32 now; mov.u32 now, %clock; @$2 st.global.v2.b32 [$0], {$1, now}; }"

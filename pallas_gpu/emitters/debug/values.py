@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, module, padding
+from pallas_gpu.emitters import addressing, elementwise, module, padding
 from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.debug import lines
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import default_placement
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.layouts.registers.placement import Placement, describe
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.types import formats
 
 
@@ -77,17 +76,8 @@ def _common_layout(values: Sequence[regs.Array]) -> Placement:
     if not arrays:
         array = next(x for x in values if x.shape)
         return default_placement(array.shape, dtypes.bits(array.dtype))
-    layout = arrays[0].layout
-    for other in arrays[1:]:
-        if other.layout != layout:
-            first, second = map(describe, (layout, other.layout))
-            raise errors.LayoutError(
-                "debug_print: the arrays have different layouts",
-                expected=f"equal layouts, e.g. {first} for both",
-                got=f"{first} and {second}",
-                hint=f"print each array by itself, or use layout_cast(x, {first})",
-            )
-    return layout
+    what, hint = "debug_print: the arrays", "print each array by itself"
+    return elementwise.common_layout(arrays, what, hint)
 
 
 def _holds_first_copy(layout: Placement) -> ir.Value | None:

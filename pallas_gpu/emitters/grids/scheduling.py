@@ -7,7 +7,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.emitters import addressing, cluster, mbarrier, module
-from pallas_gpu.emitters.smem import SmemView, predicated, slice_pointer
+from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.smem import SmemView, slice_pointer
 
 
 def claim(counter: ir.Value, first: int, predicate: ir.Value) -> ir.Value:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, module
+from pallas_gpu.emitters import addressing, control, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image
@@ -83,7 +83,7 @@ class _Loads:
             position = span.relative(dtypes.extract(self.index.values[r], i))
             # The positions of padding have no meaning.
             inside = inside_from(self.index.layout, r, i)
-            holds = image.both(inside, span.holds(position))
+            holds = control.both(inside, span.holds(position))
             place = position_pointer(self.pointer, position, itemsize, holds)
             value = dtypes.extract(llvm.load(type_, place), 0)
             result.append(arith.select(holds, value, dtypes.extract(before, i)))

@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
-from pallas_gpu.emitters import addressing, module, smem
+from pallas_gpu.emitters import addressing, control, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.padding import inside_from
@@ -59,8 +59,7 @@ class Span:
 
     def holds(self, relative: ir.Value) -> ir.Value:
         """Whether a relative address is in the span; one unsigned comparison."""
-        size = self.size
-        end = module.current().i32(size) if isinstance(size, int) else size
+        end = module.current().i32(self.size)
         return arith.cmpi(arith.CmpIPredicate.ult, relative, end)
 
     def times(self, factor: int) -> Span:
@@ -175,7 +174,7 @@ def store(
     """Stores an array, or what of it belongs into a span."""
     layout = x.layout
     copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
-    with smem.predicated(addressing.thread_bits_clear(copies)):
+    with control.predicated(addressing.thread_bits_clear(copies)):
         found = addresses(layout, where, x.dtype.itemsize)
         if found is None:
             stores = list(_computed_stores(x, where, pointer, span))
@@ -183,7 +182,7 @@ def store(
             stores = list(_summed_stores(x, found, pointer, span))
         for _, group in itertools.groupby(stores, _Store.key):
             alike = list(group)
-            with smem.predicated(alike[0].condition):
+            with control.predicated(alike[0].condition):
                 for store in alike:
                     store.emit()
 
@@ -256,14 +255,8 @@ def _single_store(
 ) -> _Store:
     condition = inside_from(x.layout, register, i)
     if span is not None:
-        condition = both(condition, span.holds(place))
+        condition = control.both(condition, span.holds(place))
     return _Store(condition, element(value, i), pointer, (place,))
-
-
-def both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return arith.andi(a, b)
 
 
 def element(value: ir.Value, i: int) -> ir.Value:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.emitters import addressing, mbarrier, module, smem
+from pallas_gpu.emitters import addressing, control, mbarrier, module, smem
 from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image
@@ -265,9 +265,9 @@ class Loads:
         for i in range(length):
             place = self._place(r, i, span)
             asked = None if covered is True else dtypes.extract(covered, i)
-            holds = image.both(asked, inside_from(self.target, r, i))
+            holds = control.both(asked, inside_from(self.target, r, i))
             if span is not None:
-                holds = image.both(holds, span.holds(place))
+                holds = control.both(holds, span.holds(place))
             if holds is not None:
                 place = arith.select(holds, place, module.current().i32(0))
             at = addressing.offset_pointer(self.pointer, place)

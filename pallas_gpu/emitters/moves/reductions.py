@@ -12,14 +12,14 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_gpu.emitters import addressing, mbarrier, module, padding
+from pallas_gpu.emitters import addressing, control, mbarrier, module, padding
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.convert import before_extension, convert_value
 from pallas_gpu.emitters.elements.identities import identity
 from pallas_gpu.emitters.moves import image, redux, shuffle
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require
 from pallas_gpu.emitters.registers import RegisterArray, Splat
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.emitters.tensor_cores import load_reduce
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, WARPS
@@ -247,7 +247,7 @@ def _are_bits(bits: Sequence[int], number: int | ir.Value) -> ir.Value:
     columns = [0] * THREAD_BITS
     for i, bit in enumerate(bits):
         columns[bit] = 1 << i
-    value = module.current().i32(number) if isinstance(number, int) else number
+    value = module.current().i32(number)
     found = addressing.thread_sum(columns)
     return arith.cmpi(arith.CmpIPredicate.eq, found, value)
 
@@ -273,7 +273,7 @@ def _one_round(
     idle = [b for b in range(LANE_BITS) if b not in (*steps.slots, *waiting)]
     # Threads may still be reading what an earlier round stored here.
     mbarrier.warpgroup_barrier()
-    with predicated(image.both(addressing.thread_bits_clear(idle), turn)):
+    with predicated(control.both(addressing.thread_bits_clear(idle), turn)):
         for r, value in enumerate(partial):
             llvm.store(value, addressing.offset_pointer(own, r * register_bytes))
     mbarrier.warpgroup_barrier()

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_gpu.emitters import addressing, mbarrier, module, smem
+from pallas_gpu.emitters import addressing, control, mbarrier, module, smem
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle
@@ -293,7 +293,7 @@ def _store_parts(
             for part in together
         ]
         first_copy = addressing.thread_bits_clear(plan.idle_bits)
-        with smem.predicated(_conjunction(needed, first_copy)):
+        with control.predicated(_conjunction(needed, first_copy)):
             for values, places in zip(units, pointers, strict=True):
                 for value, place_ in zip(values, places, strict=True):
                     llvm.store(value, place_)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
-from pallas_gpu.emitters import addressing, mbarrier, module, smem
+from pallas_gpu.emitters import addressing, control, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import image
@@ -148,14 +148,14 @@ def _update_own(
     """Each thread applies the updates in its registers."""
     layout = index.layout
     copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
-    with smem.predicated(addressing.thread_bits_clear(copies)):
+    with control.predicated(addressing.thread_bits_clear(copies)):
         for r, (positions, values) in enumerate(
             zip(index.values, updates.values, strict=True)
         ):
             for i in range(layout.vector_length):
                 position = span.relative(dtypes.extract(positions, i))
-                holds = image.both(inside_from(layout, r, i), span.holds(position))
-                with smem.predicated(holds):
+                holds = control.both(inside_from(layout, r, i), span.holds(position))
+                with control.predicated(holds):
                     target.update(position, image.element(values, i))
 
 
@@ -206,11 +206,10 @@ class _Queue:
     ) -> None:
         """Each thread applies, in order, the updates of the elements that it owns."""
         kernel = module.current()
-        thread, bits = _thread_of_issuer(), kernel.issuer_threads - 1
+        thread, bits = kernel.issuer_thread, kernel.issuer_threads - 1
         position_type = dtypes.vector_type(dtypes.I32, 1)
         value_type = dtypes.vector_type(self.updates.dtype, 1)
-        end = kernel.i32(count) if isinstance(count, int) else count
-        loop = scf.ForOp(kernel.i32(0), end, kernel.i32(1))
+        loop = scf.ForOp(kernel.i32(0), kernel.i32(count), kernel.i32(1))
         with ir.InsertionPoint(loop.body):
             k = loop.induction_variable
             place = position_pointer(self.pointer, k, dtypes.I32.itemsize)
@@ -218,17 +217,10 @@ class _Queue:
             owner = arith.andi(position, kernel.i32(bits))
             own = arith.cmpi(arith.CmpIPredicate.eq, owner, thread)
             position = span.relative(position)
-            with smem.predicated(image.both(own, span.holds(position))):
+            with control.predicated(control.both(own, span.holds(position))):
                 source = position_pointer(values, k, self.updates.dtype.itemsize)
                 target.update(position, llvm.load(value_type, source))
             scf.yield_([])
-
-
-def _thread_of_issuer() -> ir.Value:
-    """i32: the thread's index in the warpgroup, or in the warp."""
-    kernel = module.current()
-    warp = kernel.issuer == "warp"
-    return kernel.threads.lane if warp else kernel.threads.warpgroup_thread
 
 
 def _queue(

@@ -7,11 +7,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 
-def delay(nanoseconds: ir.Value) -> None:
+def delay(nanos: ir.Value) -> None:
     """Suspends the thread for up to twice the given i32, 1,000,000 at most.
 
     PTX: `nanosleep.u32`. Since: sm_70.
     """
-    llvm.inline_asm(
-        None, [nanoseconds], "nanosleep.u32 $0;", "r", has_side_effects=True
-    )
+    llvm.inline_asm(None, [nanos], "nanosleep.u32 $0;", "r", has_side_effects=True)

@@ -16,9 +16,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu.emitters import addressing, atomics, mbarrier, module
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.devices import multimem
 from pallas_gpu.emitters.moves import scratch as scratches
-from pallas_gpu.emitters.smem import predicated
 
 _I32 = np.dtype(np.int32)
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu.emitters import module, smem
-from pallas_gpu.emitters.elements import dtypes
-from pallas_gpu.emitters.smem import SmemView, predicated
+from pallas_gpu.emitters import smem
+from pallas_gpu.emitters.control import predicated
+from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.emitters.tensor_cores import pairs
 from pallas_gpu.emitters.tensor_cores.tmem import TmemView
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
-from pallas_gpu.layouts.smem.wgmma_descriptor import ADDRESS_MASK, ADDRESS_SHIFT
+from pallas_gpu.layouts.smem.wgmma_descriptor import ADDRESS_SHIFT
 
 
 def start(
@@ -49,17 +48,9 @@ def start(
         for offset_bytes, column in copies
     ]
     text = "{ .reg .b32 d; .reg .b64 s;\n" + "\n".join(lines) + "\n}"
-    operands = [target.address(target.allocation.address), _descriptor(source, fields)]
+    operands = [
+        target.address(target.allocation.address),
+        smem.descriptor(source, fields),
+    ]
     with predicated(pairs.issuer(collective)):
         llvm.inline_asm(None, operands, text, "r,l,~{memory}", has_side_effects=True)
-
-
-def _descriptor(view: SmemView, fields: int) -> ir.Value:
-    """i64: the shared memory descriptor of rows from the first element."""
-    kernel = module.current()
-    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
-    address = llvm.ptrtoint(i32, smem.slice_pointer(view))
-    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
-    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
-    constant = dtypes.constant(fields, dtypes.U64)
-    return arith.ori(arith.extui(i64, address), constant)

@@ -15,7 +15,7 @@ _COLUMN_BYTES = COLUMN_BITS // 8
 _ROW_BYTES, _PLAIN_ROW_BYTES = 32, 16
 
 
-def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
+def copy_to_tmem(smem: SmemView, tmem: TmemView, *, collective: bool) -> None:
     """Starts a copy of a left operand.
 
     PTX: `tcgen05.cp.cta_group::{1,2}.128x256b`, or `128x128b` without a swizzle, where
@@ -24,14 +24,14 @@ def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> Non
     later `commit_arrive` completes it.
 
     Args:
-      source: (128, K), tiled; K occupies a multiple of 32 bytes.
-      target: (128, K), packed.
+      smem: (128, K), tiled; K occupies a multiple of 32 bytes.
+      tmem: (128, K), packed.
       collective: whether both CTAs of a pair copy.
 
     Raises:
       LayoutError: the instruction does not read the source.
     """
-    operand = descriptors.plan_copy(source.layout, source.window)
+    operand = descriptors.plan_copy(smem.layout, smem.window)
     plain = operand.swizzle == NO_SWIZZLE
     step_bytes = _PLAIN_ROW_BYTES if plain else _ROW_BYTES
     copies = []
@@ -41,4 +41,4 @@ def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> Non
         copies.append((offset_bytes, first_byte // _COLUMN_BYTES))
     shape = "128x128b" if plain else "128x256b"
     fields = descriptors.fields(operand)
-    copy.start(shape, source, target, copies, fields, collective=collective)
+    copy.start(shape, smem, tmem, copies, fields, collective=collective)

@@ -29,7 +29,7 @@ _LANE_BYTES = 4 * SCALES_PER_COLUMN
 TYPES = {dtypes.F8_E8M0: "ue8m0", dtypes.F8_E4M3: "ue4m3"}
 
 
-def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
+def copy_to_tmem(smem: SmemView, tmem: TmemView, *, collective: bool) -> None:
     """Starts a copy of scales.
 
     PTX: `tcgen05.cp.cta_group::{1,2}.32x128b.warpx4`, one for each tile, and of scales
@@ -38,13 +38,13 @@ def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> Non
     a later `commit_arrive` completes it.
 
     Args:
-      source: (rows / 128, scales / 4, 32, 16), contiguous; in halves
+      smem: (rows / 128, scales / 4, 32, 16), contiguous; in halves
         (1, scales / 4, 64, 16).
-      target: (rows, scales).
+      tmem: (rows, scales).
       collective: whether both CTAs of a pair copy.
     """
-    tiles, groups, lanes, _ = source.shape
-    halved = in_halves(target)
+    tiles, groups, lanes, _ = smem.shape
+    halved = in_halves(tmem)
     tile_bytes = lanes * _LANE_BYTES
     copies = []
     for tile in range(tiles):
@@ -52,7 +52,7 @@ def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> Non
             offset_bytes = (tile * groups + group) * tile_bytes
             copies.append((offset_bytes, (group * tiles + tile) * COLUMNS_PER_TILE))
     shape = "64x128b.warpx2::01_23" if halved else "32x128b.warpx4"
-    copy.start(shape, source, target, copies, collective=collective)
+    copy.start(shape, smem, tmem, copies, collective=collective)
 
 
 def in_halves(scales: TmemView) -> bool:

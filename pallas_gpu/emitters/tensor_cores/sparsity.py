@@ -15,7 +15,7 @@ from pallas_gpu.layouts.tmem import sparsity as layouts
 _TILE_BYTES = layouts.ROWS * 16
 
 
-def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
+def copy_to_tmem(smem: SmemView, tmem: TmemView, *, collective: bool) -> None:
     """Starts a copy of metadata.
 
     PTX: `tcgen05.cp.cta_group::{1,2}.128x128b`, one for each tile. Since: sm_100a.
@@ -23,13 +23,13 @@ def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> Non
     read the copied metadata; for others a later `commit_arrive` completes it.
 
     Args:
-      source: (1, indices / 64, 128, 64) indices of 2 bits, contiguous.
-      target: (128, indices).
+      smem: (1, indices / 64, 128, 64) indices of 2 bits, contiguous.
+      tmem: (128, indices).
       collective: whether both CTAs of a pair copy.
     """
-    tiles = range(source.shape[1])
+    tiles = range(smem.shape[1])
     copies = [(i * _TILE_BYTES, i * layouts.COLUMNS_PER_TILE) for i in tiles]
-    copy.start("128x128b", source, target, copies, collective=collective)
+    copy.start("128x128b", smem, tmem, copies, collective=collective)
 
 
 @dataclasses.dataclass(frozen=True)

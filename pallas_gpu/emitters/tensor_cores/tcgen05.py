@@ -22,16 +22,15 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import module, smem
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes
-from pallas_gpu.emitters.smem import SmemView, predicated
+from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.emitters.tensor_cores import pairs, scales
 from pallas_gpu.emitters.tensor_cores.scales import Scaling
 from pallas_gpu.emitters.tensor_cores.sparsity import ScaledSparsity, Sparsity
 from pallas_gpu.emitters.tensor_cores.tmem import TmemView
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
 from pallas_gpu.layouts.smem.wgmma_descriptor import (
-    ADDRESS_MASK,
-    ADDRESS_SHIFT,
     WgmmaOperand,
 )
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
@@ -97,11 +96,11 @@ def mma(
     ctas, sparse = 2 if collective else 1, metadata is not None
     plan = _plan(acc, a, b, scaled, ctas, sparse=sparse)
     views = (*(scaled or ()), *((metadata,) if metadata is not None else ()))
-    left = (
-        a.address(a.allocation.address)
-        if isinstance(a, TmemView)
-        else _descriptor(a, plan.a)
-    )
+    if isinstance(a, TmemView):
+        left = a.address(a.allocation.address)
+    else:
+        assert plan.a is not None
+        left = smem.descriptor(a, descriptors.fields(plan.a))
     kernel = module.current()
     if isinstance(accumulate, bool):
         first = kernel.i32(int(accumulate))
@@ -110,7 +109,7 @@ def mma(
     operands = [
         acc.address(acc.allocation.address),
         left,
-        _descriptor(b, plan.b),
+        smem.descriptor(b, descriptors.fields(plan.b)),
         kernel.i32(plan.instruction.descriptor),
         first,
         *(view.address(view.allocation.address) for view in views),
@@ -281,18 +280,6 @@ def _columns(n: int, b: WgmmaOperand, kind: instructions.Kind, step: int) -> int
 
 
 # --- the assembly ---------------------------------------------------------------------
-
-
-def _descriptor(view: SmemView, operand: WgmmaOperand | None) -> ir.Value:
-    """i64: the shared memory descriptor of the view's first element."""
-    assert operand is not None
-    kernel = module.current()
-    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
-    address = llvm.ptrtoint(i32, smem.slice_pointer(view))
-    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
-    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
-    fields = dtypes.constant(descriptors.fields(operand), dtypes.U64)
-    return arith.ori(arith.extui(i64, address), fields)
 
 
 def _text(plan: _Plan) -> str:

@@ -20,9 +20,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu.emitters import mbarrier, module
+from pallas_gpu.emitters.control import predicated
 from pallas_gpu.emitters.elements import dtypes, words
 from pallas_gpu.emitters.registers import RegisterArray
-from pallas_gpu.emitters.smem import add_index, predicated
+from pallas_gpu.emitters.smem import Windowed, add_index
 from pallas_gpu.emitters.tensor_cores import pairs
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement
@@ -50,7 +51,7 @@ class Allocation:
 
 
 @dataclasses.dataclass(frozen=True)
-class TmemView:
+class TmemView(Windowed):
     """A part of an array in TMEM.
 
     Attributes:
@@ -66,11 +67,6 @@ class TmemView:
     layout: TmemLayout
     dtype: np.dtype
     window: Window
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a load of the view."""
-        return self.window.shape
 
     def address(self, base: ir.Value) -> ir.Value:
         """The address of the view's first column, from `base` on."""

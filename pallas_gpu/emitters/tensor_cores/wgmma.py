@@ -16,18 +16,16 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import module, registers, smem
+from pallas_gpu.emitters import registers, smem
 from pallas_gpu.emitters.elements import dtypes, words
 from pallas_gpu.emitters.registers import Array, RegisterArray, Splat
 from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.layouts.smem.wgmma_descriptor import (
-    ADDRESS_MASK,
-    ADDRESS_SHIFT,
     K_STEP_BYTES,
     WgmmaOperand,
     plan_operand,
@@ -112,8 +110,8 @@ def mma(
     operands = [*tied]
     if plan.a is not None:
         assert isinstance(a, SmemView)
-        operands.append(_descriptor(a, plan.a))
-    operands += [*a_words, _descriptor(b, plan.b)]
+        operands.append(smem.descriptor(a, plan.a.fields))
+    operands += [*a_words, smem.descriptor(b, plan.b.fields)]
     # Inputs are numbered after the results; the tied inputs come first.
     text = _text(plan, order, 2 * count, len(a_words), commits=commits)
     kinds = words.constraints(operands)
@@ -401,17 +399,6 @@ def _a_fragments(a: RegisterArray) -> list[ir.Value]:
 
 
 # --- the assembly ---------------------------------------------------------------------
-
-
-def _descriptor(view: SmemView, operand: WgmmaOperand) -> ir.Value:
-    """i64: the matrix descriptor of the view's first element."""
-    kernel = module.current()
-    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
-    address = llvm.ptrtoint(i32, smem.slice_pointer(view))
-    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
-    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
-    fields = dtypes.constant(operand.fields, dtypes.U64)
-    return arith.ori(arith.extui(i64, address), fields)
 
 
 @functools.lru_cache(maxsize=64)

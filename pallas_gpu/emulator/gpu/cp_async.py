@@ -47,6 +47,21 @@ class LoadStream(Stream):
         others = (_LOADS.find(warp) for warp in wg.warps)
         return [cls.of(wg), *(s for s in others if s is not None)]
 
+    def tracked(self, barrier: Barrier | None) -> tuple[tuple[Any, int], str]:
+        """Returns by what the next copy is known to be complete, and a hint."""
+        if barrier is not None:
+            return (barrier.actor, barrier.phase + 1), cluster.WAIT
+        group = self.arriving.actor, self.open_group
+        return group, "call wait_gmem_to_smem(0) first"
+
+    def start(self, wg: Warpgroup, barrier: Barrier | None, size_bytes: int) -> None:
+        """A copy is issued, which a barrier tracks or a group of its own."""
+        if barrier is not None:
+            barrier.arrive(wg.release(), wg.location, size_bytes)
+        else:
+            self.issue()
+            self.close_group()
+
     def complete_nothing(self, wg: Warpgroup, barrier: Barrier | None) -> None:
         """A skipped copy still arrives, or is an empty group."""
         if barrier is not None:
@@ -103,19 +118,12 @@ def _cp_async(
         return
     src, dst = operands["src"], operands["dst"]
     _require_bounds(src, dst, oob_mode)
-    group = stream.open_group
-    by, hint = (stream.arriving.actor, group), "call wait_gmem_to_smem(0) first"
-    if barrier is not None:
-        by, hint = (barrier.actor, barrier.phase + 1), cluster.WAIT
+    group, (by, hint) = stream.open_group, stream.tracked(barrier)
     from_gmem = f"the copy to {dst.memory.name}"
     to_smem = f"the copy from {src.memory.name}"
     wg.access(dst, writes=True, what=to_smem, by=by, hint=hint, generic=True)
     wg.access(src, writes=False, what=from_gmem, by=by, hint=hint, generic=True)
-    if barrier is not None:
-        barrier.arrive(wg.release(), wg.location, tma.size_bytes(dst))
-    else:
-        stream.issue()
-        stream.close_group()
+    stream.start(wg, barrier, tma.size_bytes(dst))
     load = Load(src, dst, barrier, stream, group, oob_mode, wg.location)
     wg.group.in_flight.submit(load)
 

@@ -12,7 +12,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned
-from pallas_gpu.emulator.gpu import cluster, tma
+from pallas_gpu.emulator.gpu import tma
 from pallas_gpu.emulator.gpu.cp_async import LoadStream
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
@@ -95,22 +95,14 @@ def _gather(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
     dst.require_in_bounds("the destination of a copy")
     src.require_in_bounds("copied")
     indices = _indices(src, operands["rows"], "copied")
-    group = stream.open_group
-    by, hint = (stream.arriving.actor, group), "call wait_gmem_to_smem(0) first"
-    if barrier is not None:
-        by, hint = (barrier.actor, barrier.phase + 1), cluster.WAIT
+    group, (by, hint) = stream.open_group, stream.tracked(barrier)
     to_smem = f"the copy from {src.memory.name}"
     wg.access(dst, writes=True, what=to_smem, by=by, hint=hint)
     parts = [(_row(src, n), _row(dst, i)) for i, n in enumerate(indices)]
     for row, _ in parts:
         what = f"the copy to {dst.memory.name}"
         wg.access(row, writes=False, what=what, by=by, hint=hint)
-    total = sum(tma.size_bytes(part) for _, part in parts)
-    if barrier is not None:
-        barrier.arrive(wg.release(), wg.location, total)
-    else:
-        stream.issue()
-        stream.close_group()
+    stream.start(wg, barrier, sum(tma.size_bytes(part) for _, part in parts))
     wg.group.in_flight.submit(Gather(parts, barrier, stream, group, wg.location))
 
 

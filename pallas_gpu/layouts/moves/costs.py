@@ -76,6 +76,7 @@ def smem_access_cost(
     store: bool,
     base_alignment_bytes: int = MAX_WIDTH_BYTES,
     byte_matrices: bool = False,
+    optimized: bool = False,
 ) -> float | None:
     """Cycles to load or store a slice of an array in SMEM.
 
@@ -87,10 +88,10 @@ def smem_access_cost(
       store: registers to SMEM.
       base_alignment_bytes: a known divisor of the slice's address.
       byte_matrices: as of `plan_access`.
+      optimized: whether it is to have no bank conflicts, which cost their replays.
 
     Returns:
-      None if no instructions can access the slice. Bank conflicts cost their replays;
-      `plan_access(...).conflict_free` states whether there are any.
+      None if no instructions can access the slice so.
     """
     try:
         plan = plan_access(
@@ -98,7 +99,7 @@ def smem_access_cost(
             smem,
             kind="store" if store else "load",
             window=window,
-            optimized=False,
+            optimized=optimized,
             base_alignment_bytes=base_alignment_bytes,
             byte_matrices=byte_matrices,
         )

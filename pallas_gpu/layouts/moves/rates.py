@@ -25,6 +25,7 @@ SHUFFLE = 128 / 32
 # CUDA C++ Programming Guide, "Shared Memory" of 5.x and later: 32 banks of 32 bits each
 # cycle and SM, so a wavefront takes a cycle; a bank conflict is one more wavefront.
 SMEM_WAVEFRONT = 1.0
+WAVEFRONT_BYTES = 32 * 4
 
 # Arrival, and the wait for the last of four warps: estimate. The warpgroup cannot issue
 # other instructions meanwhile.

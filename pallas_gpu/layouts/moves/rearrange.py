@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
 from pallas_gpu.layouts.registers.linear import THREAD_BITS, LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.window import row_major_strides
 
 # PTX ISA, ld and st: one access transfers at most 16 bytes.
 _ACCESS_BYTES = 16
@@ -69,11 +70,6 @@ class Rearrangement:
     def is_total(self) -> bool:
         """Whether all elements of the result are loaded."""
         return all(count is None for count in self.counts)
-
-
-def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of an array that is stored without gaps, in elements."""
-    return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
 
 
 # --- operations -----------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.linear import (
@@ -62,29 +61,16 @@ class Reduction:
         """Returns the scratch for one register of each thread."""
         return WARPS * (1 << len(self.slots)) * self.slot_bytes(bits)
 
+    def scratch_bytes(self, bits: int) -> int:
+        """Returns the scratch for all results in a single round; 0 if it uses none."""
+        return len(self.groups) * self.round_bytes(bits) if self.warps else 0
 
-def scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
-    """Returns the scratch for a reduction in a single round; 0 if it uses none.
-
-    Args:
-      layout: of the array that is reduced.
-      axes: the axes to reduce.
-      bits: width of an element.
-
-    Raises:
-      LayoutError: a thread bit moves along reduced and along remaining axes.
-    """
-    plan = plan_reduction(layout, tuple(axes))
-    return len(plan.groups) * plan.round_bytes(bits) if plan.warps else 0
+    def least_bytes(self, bits: int) -> int:
+        """As `scratch_bytes`, for a lane of each warp at a time."""
+        return WARPS * self.slot_bytes(bits) if self.warps else 0
 
 
-def least_scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
-    """As `scratch_bytes`, for a lane of each warp at a time."""
-    plan = plan_reduction(layout, tuple(axes))
-    return WARPS * plan.slot_bytes(bits) if plan.warps else 0
-
-
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=4096)
 def plan_reduction(layout: Placement, axes: tuple[int, ...]) -> Reduction:
     """Plans the reduction of an array in registers.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout, vector_length
 from pallas_gpu.layouts.registers.linear import (
     LANE_BITS,
     THREAD_BITS,
@@ -24,9 +24,6 @@ from pallas_gpu.layouts.registers.linear import (
 # Up to this many elements per thread a layout without padding is preferred, even if
 # few threads hold all elements: no access needs a predicate.
 _FEW_ELEMENTS = 16
-# As in strided layouts: the widest access of a thread (PTX ISA, ld), and the most
-# elements in a register.
-_ACCESS_BITS, _LONGEST_VECTOR = 128, 4
 # GMEM transfers sectors of 32 bytes; a run of elements that starts anywhere touches one
 # more than it fills. Layouts are the same for all types of at most 32 bits.
 _SECTOR_BYTES, _ELEMENT_BYTES = 32, 4
@@ -63,12 +60,10 @@ def _strided_in_warp(shape: tuple[int, ...], bits: int) -> LinearLayout | None:
 
     None if the lanes do not have equally many elements, or it is not linear.
     """
-    size, vector = math.prod(shape), 1
+    size = math.prod(shape)
     if size % WARP_LANES:
         return None
-    widest = min(_LONGEST_VECTOR, _ACCESS_BITS // bits)
-    while 2 * vector <= widest and size % (2 * vector * WARP_LANES) == 0:
-        vector *= 2
+    vector = vector_length(size, bits, WARP_LANES)
     lane = np.arange(THREADS) % WARP_LANES * vector
     register = np.arange(0, size, WARP_LANES * vector)
     flat = lane[:, None, None] + register[None, :, None] + np.arange(vector)
@@ -139,6 +134,24 @@ def padded_layout(
     return _laid_out(shape, best.bits, best.vector, best.warps)
 
 
+@functools.lru_cache(maxsize=1024)
+def layout_along(
+    shape: tuple[int, ...], warp_axes: tuple[int, ...], bits: int
+) -> LinearLayout | None:
+    """As `padded_layout`, of an array that powers of two divide among all threads.
+
+    Lanes and vectors are along the last axis first.
+    """
+    vector = vector_length(shape[-1], bits)
+    rest = (*shape[:-1], shape[-1] // vector)
+    warps, left = _powers_of_two(rest, THREAD_BITS - LANE_BITS, warp_axes)
+    lanes, _ = _powers_of_two(tuple(left), LANE_BITS)
+    if sum(warps) + sum(lanes) != THREAD_BITS:
+        return None
+    both = tuple(map(sum, zip(warps, lanes, strict=True)))
+    return _laid_out(shape, both, vector, warps)
+
+
 # --- choices --------------------------------------------------------------------------
 
 
@@ -190,12 +203,9 @@ def _padded(
     if not shape:
         return None
     most = [(n - 1).bit_length() for n in shape]
-    vectors = [1]
-    longest = min(_LONGEST_VECTOR, _ACCESS_BITS // bits)
-    while 2 * vectors[-1] <= longest and shape[-1] % (2 * vectors[-1]) == 0:
-        vectors.append(2 * vectors[-1])
     choices = []
-    for vector in vectors:
+    for i in range(vector_length(shape[-1], bits).bit_length()):
+        vector = 1 << i
         most[-1] = (shape[-1] // vector - 1).bit_length()
         for taken in _distributions(tuple(most), min(sum(most), thread_bits)):
             warps = _warp_bits(taken, warp_axes)
@@ -233,11 +243,13 @@ def _warp_bits(
 
 
 def _powers_of_two(
-    shape: tuple[int, ...], most: int = THREAD_BITS
+    shape: tuple[int, ...],
+    most: int = THREAD_BITS,
+    axes: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], list[int]]:
     """Thread bits along each axis without padding, and the elements that remain."""
     bits, blocks = [0] * len(shape), list(shape)
-    for axis in reversed(range(len(shape))):
+    for axis in reversed(range(len(shape)) if axes is None else axes):
         while blocks[axis] % 2 == 0 and sum(bits) < most:
             bits[axis] += 1
             blocks[axis] //= 2

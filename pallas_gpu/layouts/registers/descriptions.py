@@ -446,12 +446,7 @@ class WGStridedLayout(Description):
                 got=f"{size} elements in shape {tuple(shape)}",
                 hint=_STRIDED_HINT,
             )
-        vec_size = 1
-        # PTX ISA, ld: one access transfers at most 16 bytes.
-        widest = min(4, 128 // bits)
-        while vec_size < widest and size % (2 * vec_size * THREADS) == 0:
-            vec_size *= 2
-        return cls(tuple(shape), vec_size)
+        return cls(tuple(shape), vector_length(size, bits, THREADS))
 
     @property
     def vector_length(self) -> int:
@@ -497,6 +492,17 @@ class WGStridedLayout(Description):
                 hint="use it for elementwise work, or choose a tiled layout",
             )
         return layout
+
+
+def vector_length(size: int, bits: int, threads: int = 1) -> int:
+    """The most elements of a register, if threads have equally many whole registers.
+
+    They are at most four, which one access transfers: 16 bytes (PTX ISA, ld).
+    """
+    length = 1
+    while 2 * length <= min(4, 128 // bits) and size % (2 * length * threads) == 0:
+        length *= 2
+    return length
 
 
 _STRIDED_HINT = "pad the array, or keep it in a splat or tiled layout"

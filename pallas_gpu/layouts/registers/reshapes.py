@@ -9,19 +9,18 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.reshaped import groups
+from pallas_gpu.layouts.window import row_major_strides
 
 
 def flatten(coordinates: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The row-major indices of coordinates [..., rank]."""
-    strides = np.ones(len(shape), dtype=np.int64)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return coordinates @ strides
+    return coordinates @ np.array(row_major_strides(shape), dtype=np.int64)
 
 
 def reshaped(
@@ -41,7 +40,9 @@ def reshaped(
       LayoutError: the reshape merges a padded axis into one that precedes it.
     """
     result = np.zeros((*coordinates.shape[:-1], len(new)), dtype=np.int64)
-    for before, after in _groups(tuple(old), tuple(new)):
+    left, right = ([a for a, n in enumerate(x) if n != 1] for x in (old, new))
+    for i, j in groups([old[a] for a in left], [new[a] for a in right]):
+        before, after = [left[a] for a in i], [right[a] for a in j]
         _require_mergeable(old, new, before, padded)
         flat = flatten(coordinates[..., list(before)], [old[a] for a in before])
         # The quotient by all but the first axis is not bounded: padding exceeds it too.
@@ -50,25 +51,6 @@ def reshaped(
         if after:
             result[..., after[0]] = flat
     return result
-
-
-def _groups(
-    old: tuple[int, ...], new: tuple[int, ...]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Corresponding axes of two shapes; axes of size 1 are in no group."""
-    left = [a for a, n in enumerate(old) if n != 1]
-    right = [a for a, n in enumerate(new) if n != 1]
-    while left and right:
-        before, after = [left.pop(0)], [right.pop(0)]
-        have, want = old[before[0]], new[after[0]]
-        while have != want:
-            if have < want:
-                before.append(left.pop(0))
-                have *= old[before[-1]]
-            else:
-                after.append(right.pop(0))
-                want *= new[after[-1]]
-        yield before, after
 
 
 def _require_mergeable(

@@ -19,6 +19,7 @@ from pallas_gpu.layouts.smem.swizzle import (
     check_swizzle,
     swizzle_bytes,
 )
+from pallas_gpu.layouts.window import row_major_strides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +176,7 @@ class SmemLayout(Drawable):
 
         An axis without tiling counts as tiles of one element.
         """
-        physical = np.ones(len(self.physical_shape), dtype=np.int64)
-        for i in range(len(physical) - 2, -1, -1):
-            physical[i] = physical[i + 1] * self.physical_shape[i + 1]
+        physical = np.array(row_major_strides(self.physical_shape), dtype=np.int64)
         rank, reach = len(self.shape), len(self.tile)
         inner = np.zeros(rank, dtype=np.int64)
         inner[rank - reach :] = physical[rank:]

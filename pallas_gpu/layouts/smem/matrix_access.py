@@ -31,7 +31,7 @@ from pallas_gpu.layouts.smem.access_plan import (
 from pallas_gpu.layouts.smem.address import AddressForm, address_form
 from pallas_gpu.layouts.smem.banks import ideal_wavefronts, wavefronts_of
 from pallas_gpu.layouts.smem.layout import SmemLayout
-from pallas_gpu.layouts.smem.stagger import Stagger, find_staggers
+from pallas_gpu.layouts.smem.stagger import Stagger, find_staggers, pairs_at
 
 _ROW_BYTES = 16
 _WORD_BITS = 32
@@ -115,7 +115,7 @@ def _transposed_fragments(
             single = [(a,) for a in range(len(statics))]
             yield _Fragment(True, 2, rows, bits_of_rows, warps, statics, single)
         return
-    halves = _pairs_at([(0, x) for x in statics], (0, _ROW_BYTES // 2))
+    halves = pairs_at([(0, x) for x in statics], (0, _ROW_BYTES // 2))
     if not byte_matrices or halves is None:
         return
     starts = [statics[a] for a, _ in halves]
@@ -127,7 +127,7 @@ def _transposed_fragments(
     # A register of the load has four rows: of two accesses, at any distance.
     for other in (1 << i for i in range(len(starts).bit_length() - 1)):
         distance = starts[other] - starts[0]
-        pairs = _pairs_at([(0, x) for x in starts], (0, distance))
+        pairs = pairs_at([(0, x) for x in starts], (0, distance))
         if pairs is not None:
             yield _Fragment(
                 True,
@@ -234,20 +234,7 @@ def _pair_up(keys: list[_Key]) -> tuple[_Key, list[tuple[int, int]]] | None:
     """Splits the keys into pairs at one distance (XOR part, sum part)."""
     for xor, add in keys[1:]:
         delta = (xor ^ keys[0][0], add - keys[0][1])
-        pairs = _pairs_at(keys, delta)
+        pairs = pairs_at(keys, delta)
         if pairs is not None:
             return delta, pairs
     return None
-
-
-def _pairs_at(keys: list[_Key], delta: _Key) -> list[tuple[int, int]] | None:
-    """All keys in pairs at this distance; None if one is left over."""
-    index = {key: a for a, key in enumerate(keys)}
-    free = set(range(len(keys)))
-    pairs = []
-    for a, key in enumerate(keys):
-        partner = index.get((key[0] ^ delta[0], key[1] + delta[1]))
-        if a in free and partner in free and partner != a:
-            free -= {a, partner}
-            pairs.append((a, partner))
-    return None if free else pairs

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from pallas_gpu.layouts.moves.gf2 import Basis
 from pallas_gpu.layouts.smem.address import AddressForm
 from pallas_gpu.layouts.smem.banks import BANK_BYTES, BANKS
 
@@ -32,26 +33,6 @@ class Stagger:
 
     thread_bit: int
     pairs: tuple[tuple[int, int], ...]
-
-
-class _Span:
-    """A subspace of GF(2)^n, extended vector by vector."""
-
-    def __init__(self) -> None:
-        self._by_top_bit: dict[int, int] = {}
-
-    def reduce(self, vector: int) -> int:
-        """The remainder of `vector`; zero if it is in the subspace."""
-        while vector and vector.bit_length() in self._by_top_bit:
-            vector ^= self._by_top_bit[vector.bit_length()]
-        return vector
-
-    def add(self, vector: int) -> bool:
-        """Adds `vector`; returns False if the subspace contains it already."""
-        rest = self.reduce(vector)
-        if rest:
-            self._by_top_bit[rest.bit_length()] = rest
-        return bool(rest)
 
 
 def find_staggers(
@@ -76,7 +57,7 @@ def find_staggers(
     active = [b for b in phase_bits if form.columns[b] or form.column_add[b]]
     if any(form.column_add[b] % _LINE_BYTES for b in active):
         return None
-    taken, words, dependent = _Span(), _Span(), []
+    taken, words, dependent = Basis(), Basis(), []
     # Bits that cannot be staggered must keep their own banks, so they come first.
     for b in sorted(active, key=lambda b: data_bits[b] is not None):
         word = (form.columns[b] + form.column_add[b]) // BANK_BYTES
@@ -90,11 +71,13 @@ def find_staggers(
             return None
         for delta in _distances(form):
             bank = _bank(columns[b] ^ delta, width_bytes)
-            pairs = taken.reduce(bank) and _pair_up(form, delta)
-            if pairs:
+            if bank in taken:
+                continue
+            pairs = pairs_at(form.keys, (delta, 0))
+            if pairs is not None:
                 taken.add(bank)
                 columns[b] ^= delta
-                staggers.append(Stagger(data_bit, pairs))
+                staggers.append(Stagger(data_bit, tuple(pairs)))
                 break
         else:
             return None
@@ -112,14 +95,16 @@ def _distances(form: AddressForm) -> list[int]:
     return [xor ^ base_xor for xor, add in form.keys[1:] if add == base_add]
 
 
-def _pair_up(form: AddressForm, delta: int) -> tuple[tuple[int, int], ...]:
-    """The accesses in pairs at XOR distance `delta`; empty if one is unpaired."""
-    index = {key: a for a, key in enumerate(form.keys)}
+def pairs_at(
+    keys: Sequence[tuple[int, int]], delta: tuple[int, int]
+) -> list[tuple[int, int]] | None:
+    """Keys (XOR part, sum part), all in pairs at a distance; None if one is left."""
+    index = {key: a for a, key in enumerate(keys)}
+    free = set(range(len(keys)))
     pairs = []
-    for a, (xor, add) in enumerate(form.keys):
-        partner = index.get((xor ^ delta, add))
-        if partner is None:
-            return ()
-        if a < partner:
+    for a, key in enumerate(keys):
+        partner = index.get((key[0] ^ delta[0], key[1] + delta[1]))
+        if a in free and partner in free and partner != a:
+            free -= {a, partner}
             pairs.append((a, partner))
-    return tuple(pairs)
+    return None if free else pairs

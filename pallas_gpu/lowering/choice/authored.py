@@ -22,14 +22,13 @@ from pallas_gpu.layouts import Layout, SmemLayout, WGSplatLayout, WGStridedLayou
 from pallas_gpu.layouts.registers.placement import Placement, place, place_registers
 from pallas_gpu.layouts.window import is_contiguous
 from pallas_gpu.lowering import accesses, borders, scratch
-from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.lowering.inference.collect import Slot
 from pallas_gpu.program.nodes import Op
 
 # Rows and columns of the smallest tile of the tensor core's layouts.
-_WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
+_WGMMA_TILE = 64, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +160,10 @@ def _default_layout(handle: Any, view: Any) -> Any:
     one, or in one of powers of two where a strided one cannot be addressed.
     """
     shape = tuple(view.shape)
-    tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
+    tiled = isinstance(handle, smem.SmemView) and handle.layout.tiling is not None
     in_warp = module.current().issuer == "warp"
-    if tiled and not in_warp and len(shape) == 2 and _covered_by_wgmma(*shape):
+    whole = not any(n % tile for n, tile in zip(shape, _WGMMA_TILE, strict=False))
+    if tiled and not in_warp and len(shape) == 2 and whole:
         return place(Layout.WGMMA, shape)
     placement = default_placement(shape, dtypes.bits(handle.dtype))
     window = view.window
@@ -175,7 +175,3 @@ def _default_layout(handle: Any, view: Any) -> Any:
     if tiled and accesses.by_element(view, placement, "load"):
         return spread_layout(shape)
     return placement
-
-
-def _covered_by_wgmma(rows: int, columns: int) -> bool:
-    return rows % _WGMMA_ROWS == 0 and columns % _WGMMA_COLUMNS == 0

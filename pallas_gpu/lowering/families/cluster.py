@@ -18,13 +18,11 @@ from pallas_gpu.layouts.registers.placement import (
 )
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import indexed
-from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives.cluster import (
     WORD_BYTES,
     async_store_smem_p,
-    cluster_sync_p,
 )
 
 
@@ -52,22 +50,16 @@ def _word_layout(
     return word_layout(shape, axis, together)
 
 
-@emits(cluster_sync_p)
-def _sync(ctx: RuleContext) -> None:
-    ctx.builder.sync_cluster()
-
-
-@emits(async_store_smem_p)
-def _store(ctx: RuleContext, *invals: Any, shape, dtype, adjacent, atomic, sem) -> None:
+@emits_and_relates(async_store_smem_p)
+def _store(
+    on: RuleContext | Node, *invals: Any, shape, dtype, adjacent, atomic, sem
+) -> None:
     words = _word_layout(shape, np.dtype(dtype), adjacent)
+    if isinstance(on, Node):
+        indexed.related_access(on, "ref", "value", fixed=words)
+        return
     elements, (value,), placement = indexed.placed_access(
-        ctx, invals, "ref", "value", default=words
+        on, invals, "ref", "value", default=words
     )
-    barrier = barrier_pointer(ctx, ctx.operands(invals)["barrier"])
+    barrier = on.view(on.operands(invals)["barrier"])
     cluster.store_async(elements, placement, value, barrier, atomic, sem)
-
-
-@relates(async_store_smem_p)
-def _relate(node: Node, *_: Any, shape, dtype, adjacent) -> None:
-    words = _word_layout(shape, np.dtype(dtype), adjacent)
-    indexed.related_access(node, "ref", "value", fixed=words)

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from pallas_gpu.lowering.borders import Border, Branch
 from pallas_gpu.lowering.context import RuleContext, state_keys
 from pallas_gpu.lowering.inference.collect import MAX_TRIPS, Node, Symbol, inside
 from pallas_gpu.lowering.inference.network import Variable
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, emits_and_relates
+from pallas_gpu.program.nodes import Value
 
 # --- calls ----------------------------------------------------------------------------
 
@@ -37,24 +37,31 @@ for _call in ("jit", "checkpoint", "custom_jvp_call", "custom_vjp_call"):
 # --- loops ----------------------------------------------------------------------------
 
 
-@emits("scan")
-def _scan(ctx: RuleContext, *args):
-    params = ctx.eqn.params
+@emits_and_relates("scan")
+def _scan(on: RuleContext | Node, *args: Any) -> list[Any]:
+    params = on.op.params
     n_consts, _ = _jax.scan_arity(params)
     consts, carry = list(args[:n_consts]), list(args[n_consts:])
-    borders.check_carry(carry, "a loop")
-    kernel = ctx.kernel
     length, unroll = params["length"], int(params["unroll"])
 
     def steps(values: list[Any]) -> list[Any]:
         for copy in range(unroll):
-            values = ctx.run(0, [*consts, *values], copy)
+            values = on.run(0, [*consts, *values], copy)
         return values
 
+    if isinstance(on, Node):
+        inputs = on.op.regions[0].inputs[n_consts:]
+        return (
+            steps(carry)
+            if length == unroll
+            else _loop(on, carry, inputs, length // unroll, steps)
+        )
+    borders.check_carry(carry, "a loop")
     if length == unroll:
         return steps(carry)
-    carry = kernel.layouts.carried(ctx, carry, steps)
-    border = Border(kernel, state_keys(ctx, args), borders.specs_of(carry))
+    kernel = on.kernel
+    carry = kernel.layouts.carried(on, carry, steps)
+    border = Border(kernel, state_keys(on, args), borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
     index = ir.IndexType.get()
@@ -66,20 +73,26 @@ def _scan(ctx: RuleContext, *args):
     return border.unpack(loop.results)
 
 
-@emits("while")
-def _while(ctx: RuleContext, *args):
-    params = ctx.eqn.params
+@emits_and_relates("while")
+def _while(on: RuleContext | Node, *args: Any) -> list[Any]:
+    params = on.op.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
     carry = list(args[n_cond + n_body :])
-    borders.check_carry(carry, "a while loop")
-    kernel = ctx.kernel
+
+    def proceeds(values: list[Any]) -> Any:
+        return on.run(0, [*cond_consts, *values])[0]
 
     def step(values: list[Any]) -> list[Any]:
-        return ctx.run(1, [*body_consts, *values])
+        return on.run(1, [*body_consts, *values])
 
-    carry = kernel.layouts.carried(ctx, carry, step)
-    border = Border(kernel, state_keys(ctx, args), borders.specs_of(carry))
+    if isinstance(on, Node):
+        inputs = on.op.regions[1].inputs[n_body:]
+        return _loop(on, carry, inputs, MAX_TRIPS, step, proceeds)
+    borders.check_carry(carry, "a while loop")
+    kernel = on.kernel
+    carry = kernel.layouts.carried(on, carry, step)
+    border = Border(kernel, state_keys(on, args), borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
     kinds = border.types
@@ -88,8 +101,7 @@ def _while(ctx: RuleContext, *args):
     after = loop.after.blocks.append(*kinds)
     with kernel.in_block(before):
         values = border.unpack(before.arguments)
-        (proceed,) = ctx.run(0, [*cond_consts, *values])
-        scf.condition(vals.scalar_value(proceed), border.pack(values))
+        scf.condition(vals.scalar_value(proceeds(values)), border.pack(values))
     with kernel.in_block(after):
         scf.yield_(border.pack(step(border.unpack(after.arguments))))
     return border.unpack(loop.results)
@@ -98,28 +110,36 @@ def _while(ctx: RuleContext, *args):
 # --- branches -------------------------------------------------------------------------
 
 
-@emits("cond")
-def _cond(ctx: RuleContext, index, *args):
-    branches = [Branch(ctx, i, args) for i in range(len(ctx.op.regions))]
-    border = Border(ctx.kernel, state_keys(ctx, args), _branch_results(ctx, branches))
+@emits_and_relates("cond")
+def _cond(on: RuleContext | Node, index: Any, *args: Any) -> list[Any]:
+    if isinstance(on, Node):
+        chosen = [
+            (x, on.variable(x, f"result {i}") if x.shape else None)
+            for i, x in enumerate(on.op.results)
+        ]
+        for branch in range(len(on.op.regions)):
+            _take_results(on, on.run(branch, args), chosen, f"branch {branch}")
+        return _made(on, chosen)
+    branches = [Branch(on, i, args) for i in range(len(on.op.regions))]
+    border = Border(on.kernel, state_keys(on, args), _branch_results(on, branches))
     choice = vals.scalar_value(index)
     return border.unpack(_emit_choice(choice, branches, border))
 
 
-def _branch_results(ctx: RuleContext, branches: Sequence[Branch]) -> list[vals.Packed]:
+def _branch_results(ctx: RuleContext, branches: Sequence[Branch]) -> list[borders.Spec]:
     """Returns how each result crosses; an array has the layout from a branch."""
 
-    def packed(i: int, aval: Any) -> vals.Packed:
+    def spec(i: int, aval: Any) -> borders.Spec:
         dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
         if not shape:
-            return vals.Packed(dtype)
+            return dtype, None
         found = ctx.kernel.layouts.of_branches(
             ctx, i, lambda: [branch.layout(i) for branch in branches]
         )
         layout = found or default_placement(shape, dtypes.bits(dtype))
-        return vals.Packed(dtype, layout)
+        return dtype, layout
 
-    return [packed(i, var.aval) for i, var in enumerate(ctx.eqn.outvars)]
+    return [spec(i, var.aval) for i, var in enumerate(ctx.eqn.outvars)]
 
 
 def _emit_choice(
@@ -164,45 +184,21 @@ def _test(choice: ir.Value) -> ir.Value | None:
 # --- layouts that loops and branches require ------------------------------------------
 
 
-@relates("scan")
-def _relate_scan(node: Node, *args: Any) -> list[Any]:
-    params = node.params
-    n_consts, _ = _jax.scan_arity(params)
-    consts, carry = list(args[:n_consts]), list(args[n_consts:])
-    length, unroll = params["length"], int(params["unroll"])
+def _loop(
+    node: Node,
+    carry: Sequence[Any],
+    inputs: Sequence[Any],
+    trips: int,
+    body: Callable[[list[Any]], list[Any]],
+    before: Callable[[list[Any]], Any] = lambda _: None,
+) -> list[Any]:
+    """Each array has one layout at the start and the end of an iteration.
 
-    def steps(values: list[Any]) -> list[Any]:
-        for copy in range(unroll):
-            values = node.run(0, [*consts, *values], copy)
-        return values
-
-    if length == unroll:
-        return steps(carry)
-    carries = _carries(node, carry, node.op.regions[0].inputs[n_consts:])
-    with _looping(node, length // unroll):
-        _take_results(node, steps([x for x, _ in carries]), carries)
-    return _made(node, carries)
-
-
-@relates("while")
-def _relate_while(node: Node, *args: Any) -> list[Any]:
-    n_cond, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
-    cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
-    carry = args[n_cond + n_body :]
-    carries = _carries(node, carry, node.op.regions[1].inputs[n_body:])
-    values = [x for x, _ in carries]
-    with _looping(node, MAX_TRIPS):
-        node.run(0, [*cond_consts, *values])
-        _take_results(node, node.run(1, [*body_consts, *values]), carries)
-    return _made(node, carries)
-
-
-Carry = tuple[Any, Variable | None]
-
-
-def _carries(node: Node, carry: Sequence[Any], inputs: Sequence[Any]) -> list[Carry]:
-    """Returns what stands for the carry in the body, and the variables of arrays."""
-    carries: list[Carry] = []
+    Args:
+      inputs: what the body has for the carry.
+      before: is collected before the body.
+    """
+    carries: list[tuple[Any, Variable | None]] = []
     for i, (x, value) in enumerate(zip(carry, inputs, strict=True)):
         if not isinstance(x, Symbol):
             carries.append((x, None))
@@ -212,45 +208,28 @@ def _carries(node: Node, carry: Sequence[Any], inputs: Sequence[Any]) -> list[Ca
             variable = node.variable(x, f"carry {i}")
             node.take(x, variable, f"initial {i}")
         carries.append((node.argument(value, i, variable), variable))
-    return carries
+    outer, values = node.network.weight, [x for x, _ in carries]
+    node.network.weight = inside(outer, trips)
+    before(values)
+    _take_results(node, body(values), carries)
+    node.network.weight = outer
+    return _made(node, carries)
 
 
 def _take_results(
-    node: Node, results: Sequence[Any], made: Sequence[Carry], role: str = "yielded"
+    node: Node, results: Sequence[Any], made: Sequence[Any], role: str = "yielded"
 ) -> None:
     for i, (x, (_, variable)) in enumerate(zip(results, made, strict=True)):
         if variable is not None:
             node.take(x, variable, f"{role} {i}")
 
 
-def _made(node: Node, carries: Sequence[Carry]) -> list[Any]:
+def _made(node: Node, chosen: Sequence[Any]) -> list[Any]:
     return [
         x
-        if not isinstance(x, Symbol)
+        if not isinstance(x, Symbol | Value)
         else node.scalar(x, i)
         if variable is None
         else node.make(variable, x, i)
-        for i, (x, variable) in enumerate(carries)
-    ]
-
-
-@contextlib.contextmanager
-def _looping(node: Node, trips: int) -> Iterator[None]:
-    before = node.network.weight
-    node.network.weight = inside(before, trips)
-    yield
-    node.network.weight = before
-
-
-@relates("cond")
-def _relate_branch(node: Node, index: Any, *args: Any) -> list[Any]:
-    chosen = [
-        (x, node.variable(x, f"result {i}") if x.shape else None)
-        for i, x in enumerate(node.op.results)
-    ]
-    for branch in range(len(node.op.regions)):
-        _take_results(node, node.run(branch, args), chosen, f"branch {branch}")
-    return [
-        node.scalar(x, i) if variable is None else node.make(variable, x, i)
         for i, (x, variable) in enumerate(chosen)
     ]

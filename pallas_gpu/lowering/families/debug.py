@@ -8,35 +8,29 @@ from typing import Any
 from pallas_gpu import _jax, types
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.debug import values as printed
+from pallas_gpu.emitters.smem import SmemView
+from pallas_gpu.emitters.tensor_cores.tmem import TmemView
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference.collect import Memory, Node, Symbol
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.inference.collect import Memory, Node
+from pallas_gpu.lowering.rules import emits, emits_and_relates
 from pallas_gpu.primitives import debug
 from pallas_gpu.program.nodes import Access
 
 # --- printed lines --------------------------------------------------------------------
 
 
-def _print(ctx: RuleContext, *values: Any) -> None:
-    alike = [ctx.operand(x, i) for i, x in enumerate(values)]
-    printed.print_values(debug.line_of(ctx.eqn), alike)
-
-
-def _relate_print(node: Node, *values: Symbol) -> None:
+@emits_and_relates(debug.debug_print_p, _jax.debug_print_p)
+def _print(on: RuleContext | Node, *values: Any) -> None:
     """The arrays of a line have one layout, which costs nothing by itself."""
-    arrays = [(i, x) for i, x in enumerate(values) if x.shape]
-    if all(x.deferred for _, x in arrays):
+    if isinstance(on, Node):
+        arrays = [x for x in values if x.shape]
+        if arrays:
+            on.alike(values, arrays[0])
         return
-    variable = node.variable(arrays[0][1])
-    for i, x in arrays:
-        node.take(x, variable, i)
-
-
-for _primitive in (debug.debug_print_p, _jax.debug_print_p):
-    emits(_primitive)(_print)
-    relates(_primitive)(_relate_print)
+    alike = [on.operand(x, i) for i, x in enumerate(values)]
+    printed.print_values(debug.line_of(on.eqn), alike)
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -59,9 +53,15 @@ def _debug_check(ctx: RuleContext, condition: Any, *, message: str) -> None:
 # --- layouts --------------------------------------------------------------------------
 
 
-@emits(debug.print_layout_p)
-def _layout(ctx: RuleContext, x: Any, *, fmt: str) -> None:
-    if ctx.kernel.trial is None:
+@emits_and_relates(debug.print_layout_p)
+def _layout(on: RuleContext | Node, x: Any, *, fmt: str) -> None:
+    """It requires nothing: it prints what the other operations lead to."""
+    if isinstance(on, Node):
+        if isinstance(x, Access) and isinstance(on.reference(x), Memory):
+            part = on.part(x)
+            if part.space is not types.GMEM:
+                on.network.array(part)
+    elif on.kernel.trial is None:
         print(fmt.format(_known_layout(x)))
 
 
@@ -70,23 +70,14 @@ def _known_layout(x: Any) -> str:
     match getattr(x, "handle", x):
         case vals.AccumulatorHandle():
             return "Layout.WGMMA (an accumulator)"
-        case vals.SmemHandle(layout=layout):
+        case SmemView(layout=layout):
             return layout.description
         case vals.GmemHandle():
             return "row-major, in GMEM"
-        case vals.TmemHandle(layout=layout):
+        case TmemView(layout=layout):
             return str(layout)
         case regs.Splat(shape=()):
             return "a scalar, in a register of every thread"
         case regs.RegisterArray(layout=layout):
             return describe(layout)
     return "no layout: each use materializes it in its own"
-
-
-@relates(debug.print_layout_p)
-def _relate_layout(node: Node, x: Any) -> None:
-    """It requires nothing: it prints what the other operations lead to."""
-    if isinstance(x, Access) and isinstance(node.reference(x), Memory):
-        part = node.part(x)
-        if part.space is not types.GMEM:
-            node.network.array(part)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,9 +18,9 @@ from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.elements.row import Row
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.shapes import related_broadcast
-from pallas_gpu.lowering.inference.collect import Node, Symbol, without_arrays
-from pallas_gpu.lowering.rules import emits, find_primitive, relates
+from pallas_gpu.lowering.families.shapes import broadcast
+from pallas_gpu.lowering.inference.collect import Node, without_arrays
+from pallas_gpu.lowering.rules import emits_and_relates, find_primitive
 from pallas_gpu.primitives import _registry as registry
 
 
@@ -27,7 +28,8 @@ def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
     """Returns the emitter's parameters, with enumerations as numbers."""
     given = ctx.eqn.params
     params = {k: getattr(given[k], "value", given[k]) for k in row.params}
-    if row.approx is not None and _approximates(row, ctx.op, ctx.approx_math):
+    allowed = ctx.kernel.params.compiler_params.approx_math
+    if row.approx is not None and _approximates(row, ctx.op, allowed):
         params["approx_math"] = True
     return params
 
@@ -49,28 +51,46 @@ def _check(row: Row, op: Any, mesh: Any) -> None:
     _approximates(row, op, approx_math=False)
 
 
-# --- emission -------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------
 
 
-def _on_registers(row: Row, ctx: RuleContext, *operands: Any) -> Any:
-    """The rule for arrays that have layouts, and for scalars."""
-    shape = ctx.out_aval.shape
+def _rule(row: Row, on: RuleContext | Node, *operands: Any) -> Any:
+    """Of arrays, which have one layout, and of scalars."""
+    (aval,) = on.op.results
+    if isinstance(on, Node) and not aval.shape:
+        return without_arrays(on)[0]
     # lax admits a scalar predicate or bound for a whole array.
-    same = [wide(ctx, i, x, shape) for i, x in enumerate(operands)]
-    dtype = vals.numpy_dtype(ctx.out_aval)
-    params = _params_of(ctx, row)
-    if row.name == "exp" and ctx.kernel.layouts.infers and not params:
-        params["summed"] = _is_summed(ctx)
-    alike = ctx.kernel.layouts.alike(ctx, same)
-    return elementwise.apply(row.name, *alike, to=dtype, **params)
+    same = [wide(on, i, x, tuple(aval.shape)) for i, x in enumerate(operands)]
+    if isinstance(on, Node):
+        approximates = _approximates(row, on.op, on.network.approx_math)
+        cycles = row.cost(np.dtype(operands[row.typed_by].dtype), approximates)
+        return on.alike(same, aval, cycles_per_element=cycles)
+    params = _params_of(on, row)
+    if row.name == "exp" and on.kernel.layouts.infers and not params:
+        params["summed"] = _is_summed(on)
+    alike = on.kernel.layouts.alike(on, same)
+    return elementwise.apply(row.name, *alike, to=vals.numpy_dtype(aval), **params)
 
 
-def wide(ctx: RuleContext, i: int, x: Any, shape: tuple[int, ...]) -> Any:
+def wide(on: RuleContext | Node, i: int, x: Any, shape: tuple[int, ...]) -> Any:
     """Returns an operand broadcast to the shape of the result."""
-    if vals.is_scalar(x) or x.shape == shape:
-        return vals.as_shape(x, shape)
-    slot = f"broadcast {i}"
-    return ctx.result(vals.as_shape(ctx.operand(x, slot), shape), slot)
+    if x.shape == shape or (isinstance(on, Node) and not x.shape):
+        return x
+    slot, dims = f"broadcast {i}", range(len(shape) - len(x.shape), len(shape))
+    aval = jax.ShapeDtypeStruct(shape, x.dtype)
+    made = broadcast(on, x, aval, tuple(dims), slot)
+    return made if isinstance(on, Node) else on.result(made, slot)
+
+
+def converted(on: RuleContext | Node, x: Any, dtype: np.dtype, slot: str) -> Any:
+    """Returns an operand of another operation with its elements converted."""
+    if x.dtype == dtype:
+        return x
+    if isinstance(on, Node):
+        cycles = table.lookup("convert_element_type").cost(x.dtype, False)
+        aval = jax.ShapeDtypeStruct(x.shape, dtype)
+        return on.alike([x], aval, [slot], slot, cycles_per_element=cycles)
+    return on.result(elementwise.astype(on.operand(x, slot), dtype), slot)
 
 
 def _is_summed(ctx: RuleContext) -> bool:
@@ -80,46 +100,6 @@ def _is_summed(ctx: RuleContext) -> bool:
     ):
         return False
     return all(op is not None and op.name == "reduce_sum" for op in ctx.readers)
-
-
-# --- relations ------------------------------------------------------------------------
-
-
-def _relate(row: Row, node: Node, *operands: Symbol) -> Symbol:
-    """All arrays of the operation have one layout."""
-    (result,) = node.op.results
-    shape = tuple(result.shape)
-    if not shape:
-        return without_arrays(node)[0]
-    wide = [related_wide(node, i, x, shape) for i, x in enumerate(operands)]
-    approximates = _approximates(row, node.op, node.network.approx_math)
-    cycles = row.cost(np.dtype(operands[row.typed_by].dtype), approximates)
-    return node.alike(wide, result, cycles_per_element=cycles)
-
-
-def related_wide(node: Node, i: int, x: Symbol, shape: tuple[int, ...]) -> Symbol:
-    """The relation of `wide`."""
-    if not x.shape or x.shape == shape:
-        return x
-    dims = tuple(range(len(shape) - len(x.shape), len(shape)))
-    aval = jax.ShapeDtypeStruct(shape, x.dtype)
-    return related_broadcast(node, x, aval, dims, f"broadcast {i}")
-
-
-def convert_operand(ctx: RuleContext, x: Any, dtype: np.dtype, slot: str) -> Any:
-    """Converts the elements of an operand of another operation."""
-    if x.dtype == dtype:
-        return x
-    return ctx.result(elementwise.astype(ctx.operand(x, slot), dtype), slot)
-
-
-def related_convert(node: Node, x: Symbol, dtype: np.dtype, slot: str) -> Symbol:
-    """The relation of `convert_operand`."""
-    if x.dtype == dtype:
-        return x
-    cycles = table.lookup("convert_element_type").cost(x.dtype, False)
-    aval = jax.ShapeDtypeStruct(x.shape, dtype)
-    return node.alike([x], aval, [slot], slot, cycles_per_element=cycles)
 
 
 # --- the rules of all rows ------------------------------------------------------------
@@ -134,13 +114,12 @@ def enter_rules(rows: Iterable[Row]) -> None:
     """
     for row in rows:
         primitive = _primitive(row)
-        emits(primitive)(_of(row, _on_registers))
-        registry.checks(primitive)(_of(row, _check))
-        relates(primitive)(_of(row, _relate))
+        emits_and_relates(primitive)(_of(row))
+        registry.checks(primitive)(functools.partial(_check, row))
 
 
-def _of(row: Row, rule: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: rule(row, *args)
+def _of(row: Row) -> Callable[..., Any]:
+    return lambda *args: _rule(row, *args)
 
 
 def _primitive(row: Row) -> Any:
@@ -160,11 +139,7 @@ def _primitive(row: Row) -> Any:
 enter_rules(table.ROWS)
 
 
-def _identity(ctx: RuleContext | Node, x: Any) -> Any:
-    return x
-
-
 # `name` is of `checkpoint_name`, which only a backward pass would use.
-for _alike in ("stop_gradient", "copy", "name"):
-    emits(_alike)(_identity)
-    relates(_alike)(_identity)
+@emits_and_relates("stop_gradient", "copy", "name")
+def _identity(on: RuleContext | Node, x: Any) -> Any:
+    return x

@@ -23,10 +23,10 @@ from pallas_gpu.lowering import notes, slow
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
-from pallas_gpu.lowering.inference.collect import Node, Symbol
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import Variable
 from pallas_gpu.lowering.references import i32
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
 
 # --- what an equation accesses --------------------------------------------------------
@@ -132,21 +132,6 @@ def related_access(
     return variable
 
 
-@relates(load_indexed_p)
-def _relate_load(node: Node, *_: Any, layout: Any) -> Symbol:
-    (aval,) = node.op.results
-    variable = related_access(node, "src", "other")
-    if variable is None:
-        return node.scalar(aval)
-    loaded = node.make(variable, aval, "loaded")
-    return loaded if layout is None else shapes.related_cast(node, loaded, layout)
-
-
-@relates(store_indexed_p)
-def _relate_store(node: Node, *_: Any) -> None:
-    related_access(node, "dst", "value")
-
-
 def _default_placement(shape: tuple[int, ...], dtype: np.dtype) -> Placement | None:
     """Returns the layout of an access for which nothing determines one."""
     if not shape:
@@ -157,27 +142,36 @@ def _default_placement(shape: tuple[int, ...], dtype: np.dtype) -> Placement | N
     return placement
 
 
-@emits(load_indexed_p)
-def _load(ctx: RuleContext, *invals: Any, layout: Any) -> Any:
+@emits_and_relates(load_indexed_p)
+def _load(on: RuleContext | Node, *invals: Any, layout: Any) -> Any:
+    if isinstance(on, Node):
+        variable, (aval,) = related_access(on, "src", "other"), on.op.results
+        if variable is None:
+            return on.scalar(aval)
+        loaded: Any = on.make(variable, aval, "loaded")
+        return loaded if layout is None else shapes.related_cast(on, loaded, layout)
     elements, (other,), placement = placed_access(
-        ctx, invals, "src", "other", layout=layout
+        on, invals, "src", "other", layout=layout
     )
     _note(elements, placement, "load")
     loaded = indexed.load(elements, placement, other)
-    return loaded if layout is None else ctx.operand(loaded)
+    return loaded if layout is None else on.operand(loaded)
 
 
-@emits(store_indexed_p)
-def _store(ctx: RuleContext, *invals: Any) -> None:
-    elements, (value,), placement = placed_access(ctx, invals, "dst", "value")
+@emits_and_relates(store_indexed_p)
+def _store(on: RuleContext | Node, *invals: Any) -> None:
+    if isinstance(on, Node):
+        related_access(on, "dst", "value")
+        return
+    elements, (value,), placement = placed_access(on, invals, "dst", "value")
     _note(elements, placement, "store")
-    with ctx.in_order():
+    with on.in_order():
         indexed.store(elements, placement, value)
 
 
 def _note(elements: indexed.Elements, layout: Placement | None, kind: Kind) -> None:
     notes.take(
-        lambda: slow.by_element_note(
+        lambda: slow.by_element(
             elements.view, layout, kind, indexed.adjacent_elements(elements, layout)
         )
     )

@@ -26,11 +26,10 @@ from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.elementwise import related_wide, wide
-from pallas_gpu.lowering.families.mbarrier import barrier_pointer, cluster_group
+from pallas_gpu.lowering.families.elementwise import wide
 from pallas_gpu.lowering.inference.collect import Memory, Node
 from pallas_gpu.lowering.references import I32, Reference, add_indices
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, emits_and_relates, relates
 from pallas_gpu.primitives import inline
 from pallas_gpu.program.nodes import Access
 
@@ -131,11 +130,11 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
 def _barriers(ctx: RuleContext, handles: Any, x: Reference) -> Any:
     barrier, groups, leader_tracked = x.handle.barrier, None, False
     if isinstance(barrier, types.ClusterBarrier):
-        groups = [cluster_group(ctx, axes) for axes in barrier.groups]
+        groups = [ctx.group(axes) for axes in barrier.groups]
         leader_tracked = barrier.leader_tracked
     count = math.prod(x.window.sizes)
     return handles.barriers(
-        barrier_pointer(ctx, x), count, _parities(ctx, x), groups, leader_tracked
+        ctx.view(x), count, _parities(ctx, x), groups, leader_tracked
     )
 
 
@@ -266,11 +265,21 @@ def _text(layout: Any) -> str:
 # --- inline PTX -----------------------------------------------------------------------
 
 
-@emits(inline.inline_ptx_p)
-def _ptx(ctx: RuleContext, *operands: Any, shape: tuple[int, ...]) -> list[Any]:
-    params = ctx.op.params
+@emits_and_relates(inline.inline_ptx_p)
+def _ptx(on: RuleContext | Node, *operands: Any, shape: tuple[int, ...]) -> list[Any]:
+    """All arrays have one layout."""
+    if isinstance(on, Node):
+        if not shape:
+            return [on.scalar(x, i) for i, x in enumerate(on.op.results)]
+        same = [wide(on, i, x, shape) for i, x in enumerate(operands)]
+        arrays = [(i, x) for i, x in enumerate(same) if x.shape]
+        variable = on.variable(arrays[0][1])
+        for i, x in arrays:
+            on.take(x, variable, i)
+        return [on.make(variable, x, i) for i, x in enumerate(on.op.results)]
+    params = on.op.params
     made = [dtypes.np.dtype(x) for x in params["dtypes"]]
-    elements, layout = _elements(ctx, operands, shape)
+    elements, layout = _elements(on, operands, shape)
     columns = asm.assemble(
         params["template"], elements, made, params["pack"], volatile=not params["pure"]
     )
@@ -295,29 +304,9 @@ def _elements(
         ctx, [wide(ctx, i, x, shape) for i, x in enumerate(operands)]
     )
     arrays = [x for x in alike if isinstance(x, regs.RegisterArray)]
-    layout = (arrays or [ctx.placed(alike[0])])[0].layout
-    found = []
-    for x in alike:
-        array = x if isinstance(x, regs.RegisterArray) else x.materialize(layout)
-        if array.layout != layout:
-            raise errors.LayoutError(
-                "inline_ptx: the operands have different layouts",
-                expected=f"equal layouts, e.g. {describe(layout)} for all",
-                got=f"{describe(layout)} and {describe(array.layout)}",
-                hint="plgpu.layout_cast one of them",
-            )
-        found.append([e for value in array.values for e in dtypes.elements(value)])
-    return found, layout
-
-
-@relates(inline.inline_ptx_p)
-def _relate_ptx(node: Node, *operands: Any, shape: tuple[int, ...]) -> list[Any]:
-    """All arrays have one layout."""
-    if not shape:
-        return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
-    found = (related_wide(node, i, x, shape) for i, x in enumerate(operands))
-    arrays = [(i, x) for i, x in enumerate(found) if x.shape]
-    variable = node.variable(arrays[0][1])
-    for i, x in arrays:
-        node.take(x, variable, i)
-    return [node.make(variable, x, i) for i, x in enumerate(node.op.results)]
+    what = "inline_ptx: the operands"
+    layout = elementwise.common_layout(arrays or [ctx.placed(alike[0])], what)
+    columns = (
+        x if isinstance(x, regs.RegisterArray) else x.materialize(layout) for x in alike
+    )
+    return [[e for v in x.values for e in dtypes.elements(v)] for x in columns], layout

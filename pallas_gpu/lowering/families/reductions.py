@@ -15,11 +15,10 @@ from pallas_gpu.emitters.elements import dtypes, table
 from pallas_gpu.emitters.moves import reductions
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.elementwise import convert_operand as convert
-from pallas_gpu.lowering.families.elementwise import related_convert
+from pallas_gpu.lowering.families.elementwise import converted
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import emits, find_primitive, relates
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import emits_and_relates, find_primitive
 from pallas_gpu.primitives import _registry as registry
 
 # lax's primitives, and the operations that combine the elements.
@@ -59,31 +58,24 @@ def enter_rules(
         if dtype != dtypes.BOOL:
             table.lookup(kind).require_combining(dtype)
 
-    def emit(kind: Any, ctx: RuleContext, x: Any) -> Any:
-        if related(ctx.op.params) is None:
-            return x
-        wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
-        if not ctx.out_aval.shape:
-            source = ctx.placed(wide, slot)
-        else:
-            source = ctx.kernel.layouts.linear(ctx, wide, slot)
-        result = ctx.result(combine(kind, ctx, source), slot)
-        return convert(ctx, result, x.dtype, "narrowed")
-
-    def relate(node: Node, x: Symbol) -> Symbol:
-        relation, (aval,) = related(node.params), node.op.results
+    def rule(kind: Any, on: RuleContext | Node, x: Any) -> Any:
+        relation, (aval,) = related(on.op.params), on.op.results
         if relation is None:
             return x
         dtype = dtypes.combining(x.dtype)
-        wide = related_convert(node, x, dtype, "widened")
-        made = jax.ShapeDtypeStruct(aval.shape, dtype)
-        result = node.related(wide, made, relation, slot, splat=True)
-        return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
+        wide = converted(on, x, dtype, "widened")
+        if isinstance(on, Node):
+            made = jax.ShapeDtypeStruct(aval.shape, dtype)
+            result = on.related(wide, made, relation, slot, splat=True)
+        else:
+            place = on.kernel.layouts.linear if aval.shape else on.kernel.layouts.placed
+            source = place(on, wide, slot)
+            result = on.result(combine(kind, on, source), slot)
+        return converted(on, result, np.dtype(aval.dtype), "narrowed")
 
     for name, kind in kinds.items():
         registry.checks(find_primitive(name))(functools.partial(check, kind))
-        emits(name)(lambda ctx, x, kind=kind: emit(kind, ctx, x))
-        relates(name)(relate)
+        emits_and_relates(name)(lambda on, x, kind=kind: rule(kind, on, x))
 
 
 def _related(params: Mapping[str, Any]) -> relations.Relation | None:

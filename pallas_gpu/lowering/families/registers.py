@@ -12,7 +12,7 @@ import numpy as np
 from pallas_gpu import _jax, types
 from pallas_gpu.emitters import elementwise, gmem
 from pallas_gpu.emitters.elements import dtypes, scalars, table
-from pallas_gpu.emitters.tensor_cores import wgmma as wgmma_emitter
+from pallas_gpu.emitters.tensor_cores import tmem as emitter
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import accesses, waits
 from pallas_gpu.lowering import values as vals
@@ -20,90 +20,123 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes, tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
-from pallas_gpu.lowering.references import Reference
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, emits_and_relates
 from pallas_gpu.primitives.registers import (
     layout_cast_p,
     load_p,
     multiple_of_p,
-    set_max_registers_p,
     store_p,
 )
 from pallas_gpu.program.nodes import Access
 
-# --- loads ----------------------------------------------------------------------------
+# --- accesses -------------------------------------------------------------------------
 
 
-@emits(load_p)
-def _load(ctx: RuleContext, src: Reference, *, layout: Any, optimized: Any) -> Any:
-    return read_memory(ctx, src, layout, optimized)
+@emits_and_relates(load_p)
+def _load(on: Any, src: Any, *, layout: Any, optimized: bool | None) -> Any:
+    return read(on, src, layout, optimized)
 
 
-def read_memory(
-    ctx: RuleContext,
-    ref: Reference,
+@emits_and_relates(store_p)
+def _store(on: Any, dst: Any, value: Any, *, optimized: bool | None) -> None:
+    write(on, dst, value, optimized)
+
+
+@emits_and_relates(_jax.get_p)
+def _get(on: Any, ref: Any) -> Any:
+    return read(on, ref)
+
+
+@emits_and_relates(_jax.swap_p)
+def _swap(on: Any, ref: Any, value: Any) -> Any:
+    old = read(on, ref, like=value) if on.is_read else None
+    write(on, ref, value)
+    return old
+
+
+@emits_and_relates(_jax.addupdate_p)
+def _addupdate(on: Any, ref: Any, value: Any) -> None:
+    operands, slots = [read(on, ref, like=value), value], ["old", "added"]
+    total: Any
+    if isinstance(on, Node):
+        cycles = table.lookup("add").cost(np.dtype(value.dtype), False)
+        aval = jax.ShapeDtypeStruct(ref.window.shape, value.dtype)
+        total = on.alike(operands, aval, slots, "total", cycles_per_element=cycles)
+    else:
+        total = elementwise.apply("add", *on.kernel.layouts.alike(on, operands, slots))
+    write(on, ref, total)
+
+
+def read(
+    on: RuleContext | Node,
+    ref: Any,
     layout: Any = None,
     optimized: bool | None = None,
     reduction: str | None = None,
+    like: Any = None,
 ) -> Any:
     """Loads a part of a reference, in a layout if one is specified.
 
     Bank conflicts are an error if `optimized`; None avoids them where possible. A
-    reduction combines the memory of all devices.
+    reduction combines the memory of all devices. `like` is what is combined with it.
     """
-    view = ctx.view(ref)
+    if isinstance(on, Node):
+        return _related_read(on, ref, layout, optimized, like)
+    match ref.handle:
+        case vals.AccumulatorHandle():
+            return wgmma.read_accumulator(on, ref, 0)
+        case emitter.TmemView():
+            loaded = tmem.load(on, ref, ref.dtype)
+            emitter.wait_loads()
+            return loaded
+    view, layouts = on.view(ref), on.kernel.layouts
     if tuple(view.shape) == ():
         loaded = accesses.load_scalar(view, reduction)
         return elementwise.scalar(loaded, ref.handle.dtype)
     if isinstance(view, gmem.GmemView):
         elements = math.prod(view.shape)
-        waits.load(ctx, elements, elements * dtypes.stored_bits(view.dtype) // 8)
-    placement = ctx.kernel.layouts.loaded(ctx, ref.handle, view, layout)
-    array = accesses.load(view, placement, optimized, lambda: ctx.op.where, reduction)
-    return array if layout is None else ctx.operand(array, "cast")
+        waits.load(on, elements, elements * dtypes.stored_bits(view.dtype) // 8)
+    # Where the author chooses, what is combined with a value has its layout.
+    chosen = layout or (None if layouts.infers else getattr(like, "layout", None))
+    placement = layouts.loaded(on, ref.handle, view, chosen)
+    array = accesses.load(on, view, placement, optimized, reduction)
+    return array if layout is None else on.operand(array, "cast")
 
 
-# --- stores ---------------------------------------------------------------------------
-
-
-@emits(store_p)
-def _store(ctx: RuleContext, dst: Reference, value: Any, *, optimized: Any) -> None:
-    write_memory(ctx, dst, value, optimized)
-
-
-def write_memory(
-    ctx: RuleContext, ref: Reference, value: Any, optimized: bool | None = None
+def write(
+    on: RuleContext | Node, ref: Any, value: Any, optimized: bool | None = None
 ) -> None:
     """Stores to a part of a reference, ordered with the warpgroup's accesses."""
-    view = ctx.view(ref)
-    with ctx.in_order():
+    if isinstance(on, Node):
+        _related_write(on, ref, value, optimized)
+        return
+    match ref.handle:
+        case vals.AccumulatorHandle():
+            wgmma.write_accumulator(on, ref.handle, value)
+            return
+        case emitter.TmemView():
+            tmem.store(on, ref, value)
+            emitter.wait_stores()
+            return
+    view = on.view(ref)
+    with on.in_order():
         if tuple(view.shape) == ():
             accesses.store_scalar(view, vals.scalar_value(value))
             return
-        array = ctx.kernel.layouts.stored(ctx, ref.handle, view, value)
-        accesses.store(view, array, lambda: ctx.op.where, optimized)
+        array = on.kernel.layouts.stored(on, ref.handle, view, value)
+        accesses.store(on, view, array, optimized)
 
 
-# --- relations ------------------------------------------------------------------------
-
-
-def relate_read(
-    node: Node,
-    access: Access,
-    layout: Any = None,
-    optimized: bool | None = None,
-    dtype: Any = None,
+def _related_read(
+    node: Node, access: Access, layout: Any, optimized: bool | None, like: Any
 ) -> Symbol:
-    """A load of a part of a reference."""
-    if dtype is None:
-        dtype = node.op.results[0].dtype
-    reference = node.reference(access)
-    if isinstance(reference, types.AccumulatorRef):
-        return wgmma.related_read(node, access)
+    dtype = node.op.results[0].dtype if like is None else like.dtype
+    if isinstance(node.reference(access), types.AccumulatorRef):
+        return wgmma.read_accumulator(node, access, 0)
     part = node.part(access)
     aval = jax.ShapeDtypeStruct(access.window.shape, dtype)
     if part.space is types.TMEM:
-        return tmem.related_load(node, part, aval)
+        return tmem.load(node, access, dtype)
     if not aval.shape:
         node.use(part, "indexed")
         return node.scalar(aval, "loaded")
@@ -115,26 +148,24 @@ def relate_read(
     )
 
 
-def relate_write(
-    node: Node, access: Access, value: Symbol, optimized: bool | None = None
+def _related_write(
+    node: Node, access: Access, value: Symbol, optimized: bool | None
 ) -> None:
-    """A store to a part of a reference."""
-    reference = node.reference(access)
-    if isinstance(reference, types.AccumulatorRef):
-        wgmma.related_write(node, access, value)
+    if isinstance(node.reference(access), types.AccumulatorRef):
+        variable = wgmma.accumulator(node, access.buffer.aval)
+        node.taken(value, variable, "stored")
         return
     part = node.part(access)
     shape = access.window.shape
     if part.space is types.TMEM:
-        tmem.related_store(node, part, value)
-        return
-    if not shape:
+        tmem.store(node, access, value)
+    elif not shape:
         node.use(part, "indexed")
-        return
-    aval = jax.ShapeDtypeStruct(shape, value.dtype)
-    optimized = _is_optimized(part, optimized)
-    variable = node.accessing(part, "store", aval, optimized=optimized)
-    node.taken(value, variable, "stored")
+    else:
+        aval = jax.ShapeDtypeStruct(shape, value.dtype)
+        optimized = _is_optimized(part, optimized)
+        variable = node.accessing(part, "store", aval, optimized=optimized)
+        node.taken(value, variable, "stored")
 
 
 def _is_optimized(part: Part, optimized: bool | None) -> bool:
@@ -142,104 +173,14 @@ def _is_optimized(part: Part, optimized: bool | None) -> bool:
     return whole if optimized is None else whole and optimized
 
 
-@relates(load_p)
-def _relate_load(node: Node, src: Access, *, layout: Any, optimized: Any) -> Symbol:
-    return relate_read(node, src, layout, optimized)
-
-
-@relates(store_p)
-def _relate_store(node: Node, dst: Access, value: Symbol, *, optimized: Any) -> None:
-    relate_write(node, dst, value, optimized)
-
-
-@relates(_jax.get_p)
-def _relate_get(node: Node, ref: Access) -> Symbol:
-    return relate_read(node, ref)
-
-
-@relates(_jax.swap_p)
-def _relate_swap(node: Node, ref: Access, value: Symbol) -> Symbol:
-    old = node.defer("splat", node.op.results[0])
-    if node.is_read:
-        old = relate_read(node, ref)
-    relate_write(node, ref, value)
-    return old
-
-
-@relates(_jax.addupdate_p)
-def _relate_addupdate(node: Node, ref: Access, value: Symbol) -> None:
-    old = relate_read(node, ref, dtype=value.dtype)
-    cycles = table.lookup("add").cost(np.dtype(value.dtype), False)
-    aval = jax.ShapeDtypeStruct(ref.window.shape, value.dtype)
-    total = node.alike(
-        [old, value], aval, ["old", "added"], "total", cycles_per_element=cycles
-    )
-    relate_write(node, ref, total)
-
-
-@relates(layout_cast_p)
-def _relate_layout_cast(node: Node, x: Symbol, *, layout: Any) -> Symbol:
-    return shapes.related_cast(node, x, layout, 0)
-
-
-# --- JAX's reads and writes of references ---------------------------------------------
-
-
-@emits(_jax.get_p)
-def _get(ctx: RuleContext, ref: Reference) -> Any:
-    return _read(ctx, ref)
-
-
-@emits(_jax.swap_p)
-def _swap(ctx: RuleContext, ref: Reference, value: Any) -> Any:
-    old = _read(ctx, ref, value) if ctx.result_is_read else None
-    _write(ctx, ref, value)
-    return old
-
-
-@emits(_jax.addupdate_p)
-def _addupdate(ctx: RuleContext, ref: Reference, value: Any) -> None:
-    old = _read(ctx, ref, value)
-    alike = ctx.kernel.layouts.alike(ctx, [old, value], ["old", "added"])
-    _write(ctx, ref, elementwise.apply("add", *alike))
-
-
-def _read(ctx: RuleContext, ref: Reference, other: Any = None) -> Any:
-    """Loads a part, to combine it with another value if there is one."""
-    match ref.handle:
-        case vals.AccumulatorHandle():
-            return wgmma.read_accumulator(ctx, ref, 0)
-        case vals.TmemHandle():
-            return tmem.read(ctx, ref)
-    # Where the author chooses, what is combined with a value has its layout.
-    layout = None if ctx.kernel.layouts.infers else getattr(other, "layout", None)
-    return read_memory(ctx, ref, layout)
-
-
-def _write(ctx: RuleContext, ref: Reference, value: Any) -> None:
-    match ref.handle:
-        case vals.AccumulatorHandle():
-            wgmma.write_accumulator(ctx, ref.handle, value)
-        case vals.TmemHandle():
-            tmem.write(ctx, ref, value)
-        case _:
-            write_memory(ctx, ref, value)
-
-
 # --- layout casts ---------------------------------------------------------------------
 
 
-@emits(layout_cast_p)
-def _layout_cast(ctx: RuleContext, x: Any, *, layout: Any) -> Any:
-    return x if vals.is_scalar(x) else ctx.kernel.layouts.cast(ctx, x, layout)
-
-
-# --- registers per thread -------------------------------------------------------------
-
-
-@emits(set_max_registers_p)
-def _set_max_registers(ctx: RuleContext, *, n: int, action: Any) -> None:
-    wgmma_emitter.set_max_registers(n, action)
+@emits_and_relates(layout_cast_p)
+def _layout_cast(on: RuleContext | Node, x: Any, *, layout: Any) -> Any:
+    if isinstance(on, Node):
+        return shapes.related_cast(on, x, layout, 0)
+    return x if vals.is_scalar(x) else on.kernel.layouts.cast(on, x, layout)
 
 
 # --- promises about indices -----------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from pallas_gpu import errors
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import scans
@@ -43,7 +42,7 @@ class Scan(relations.Relation):
         )
 
     def forward(self, layout: Placement) -> Placement | None:
-        return None if self._plan(layout) is None else layout
+        return None if _plan(layout, self.axis) is None else layout
 
     def backward(self, layout: Placement) -> Placement | None:
         return self.forward(layout)
@@ -56,7 +55,7 @@ class Scan(relations.Relation):
 
     def cost(self, layout: Placement, bits: int) -> float:
         """An operation for each element and level, shuffles, exchange through SMEM."""
-        plan = self._plan(layout)
+        plan = _plan(layout, self.axis)
         if plan is None:
             return 0.0
         words = max(1, bits // 32)
@@ -70,16 +69,13 @@ class Scan(relations.Relation):
         return cycles
 
     def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
-        plan = self._plan(layout)
+        plan = _plan(layout, self.axis)
         return None if plan is None else plan.scratch_bytes(max(bits, 8) // 8)
 
-    def _plan(self, layout: Placement) -> ScanPlan | None:
-        if not isinstance(layout, LinearLayout):
-            return None
-        try:
-            return plan_scan(layout, self.axis)
-        except errors.LayoutError:
-            return None
+
+@relations.where_it_fits
+def _plan(layout: Placement, axis: int) -> ScanPlan | None:
+    return plan_scan(layout, axis) if isinstance(layout, LinearLayout) else None
 
 
 def _scan(

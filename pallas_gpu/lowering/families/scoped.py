@@ -9,13 +9,15 @@ from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import resources, types
 from pallas_gpu.emitters import addressing, mbarrier
+from pallas_gpu.emitters.smem import SmemView
+from pallas_gpu.emitters.tensor_cores.tmem import TmemView
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, emits_and_relates, relates
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
@@ -34,8 +36,10 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
             zip(refs, placed, in_tmem, strict=True)
         )
     ]
+    scopes = resources.scopes(kernel.params.jaxpr)
+    is_only = [site.eqn for site in scopes if not site.enclosing] == [eqn]
     # A previous scope may use the same bytes, also in another warpgroup.
-    shares_bytes = outer_top > 0 or not kernel_is_one_scope(ctx)
+    shares_bytes = outer_top > 0 or not is_only
     collective = bool(eqn.params["collective_axes"])
     if kernel.params.mesh.warpgroups > 1 and own == "block":
         if collective and shares_bytes:
@@ -69,9 +73,12 @@ def _declared(node: Node, i: int, var: Any) -> Any:
     return node.declare(i, var, row_major=row_major)
 
 
-@relates(get_global_p)
-def _relate_global(node: Node) -> list[Any]:
-    return [node.declare(0, node.op.equation.outvars[0])]
+@emits_and_relates(get_global_p)
+def _get_global(on: RuleContext | Node) -> list[Any]:
+    (var,) = on.op.equation.outvars
+    if isinstance(on, Node):
+        return [on.declare(0, var)]
+    return [workspace.handle(on.kernel, var)]
 
 
 def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
@@ -84,43 +91,33 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
         case types.AccumulatorRef():
             return wgmma.new_accumulator(ctx, i, aval)
         case _ if aval.memory_space is types.TMEM:
-            return tmem.new_array(ctx, aval, allocation.offset)
+            layout, dtype = aval.storage.layout, vals.numpy_dtype(aval)
+            whole = Window.whole(aval.shape)
+            return TmemView(kernel.tmem, allocation.offset, layout, dtype, whole)
         case _:
             offset, distance, own = allocation.offset, None, _owner(ctx)
             if own != "block":
                 part = kernel.plan.own(own)
                 offset += part.offset_bytes
                 distance = addressing.Distance(own, part.bytes_each)
-            return vals.SmemHandle(
-                addressing.own_smem_pointer(offset, distance),
-                kernel.layouts.smem(ctx, i, aval),
-                vals.numpy_dtype(aval),
-                aval.storage.internal,
-            )
+            pointer = addressing.own_smem_pointer(offset, distance)
+            layout = kernel.layouts.smem(ctx, i, aval)
+            whole, internal = Window.whole(layout.shape), aval.storage.internal
+            dtype = vals.numpy_dtype(aval)
+            return SmemView(pointer, layout, dtype, whole, internal)
 
 
 def _owner(ctx: RuleContext) -> resources.Owner:
     """Returns who has the arrays in SMEM of the scope."""
     return resources.owner(
         ctx.eqn,
-        in_warp=ctx.issuer == "warp",
+        in_warp=ctx.builder.issuer == "warp",
         warpgroups=ctx.kernel.params.mesh.warpgroups,
     )
 
 
-@emits(get_global_p)
-def _get_global(ctx: RuleContext) -> list[Any]:
-    return [workspace.handle(ctx.kernel, ctx.eqn.outvars[0])]
-
-
-def kernel_is_one_scope(ctx: RuleContext) -> bool:
-    """True when this scope is the only one at the top of the kernel's body."""
-    scopes = resources.scopes(ctx.kernel.params.jaxpr)
-    return [site.eqn for site in scopes if not site.enclosing] == [ctx.eqn]
-
-
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:
-    in_warp = ctx.issuer == "warp"
+    in_warp = ctx.builder.issuer == "warp"
     key = resources.BarrierKey(ctx.eqn, i, in_warp)
     slot = ctx.kernel.plan.barrier_slots[key]
     offset = ctx.kernel.plan.barrier_offset_bytes + types.BARRIER_BYTES * slot

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splats, broadcasts, iotas, transposes, and slices of accumulators."""
+"""Broadcasts, iotas, transposes, and layout casts."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import named
-from pallas_gpu.lowering.rules import emits, relates
-
-# --- splats, broadcasts, iotas --------------------------------------------------------
+from pallas_gpu.lowering.rules import emits_and_relates
 
 
-@emits("broadcast_in_dim")
-def _broadcast(ctx: RuleContext, x: Any, *, broadcast_dimensions: Any) -> Any:
-    dims = tuple(broadcast_dimensions)
-    return regs.broadcast_in_dim(ctx.operand(x), ctx.out_aval.shape, dims)
+@emits_and_relates("broadcast_in_dim")
+def _broadcast(on: RuleContext | Node, x: Any, *, broadcast_dimensions: Any) -> Any:
+    return broadcast(on, x, on.op.results[0], tuple(broadcast_dimensions))
 
 
-@relates("broadcast_in_dim")
-def _relate_broadcast(node: Node, x: Symbol, *, broadcast_dimensions: Any) -> Symbol:
-    return related_broadcast(node, x, node.op.results[0], tuple(broadcast_dimensions))
-
-
-def related_broadcast(
-    node: Node, x: Symbol, aval: Any, dims: tuple[int, ...], slot: Any = 0
-) -> Symbol:
+def broadcast(
+    on: RuleContext | Node, x: Any, aval: Any, dims: tuple[int, ...], slot: Any = 0
+) -> Any:
     """Returns a broadcast array: axis i of the operand becomes axis `dims[i]`."""
-    if not aval.shape:
-        return x
     new = tuple(aval.shape)
+    if not isinstance(on, Node):
+        return regs.broadcast_in_dim(on.operand(x, slot), new, dims)
+    if not new:
+        return x
     if not x.shape or x.deferred is not None:
-        return node.defer(x.deferred or "splat", aval, slot)
+        return on.defer(x.deferred or "splat", aval, slot)
     if math.prod(x.shape) == math.prod(new):
         relation: relations.Relation = relations.Reshape(x.shape, new)
     else:
         relation = relations.Broadcast(x.shape, new, dims)
-    return node.related(x, aval, relation, slot)
+    return on.related(x, aval, relation, slot)
 
 
-@relates("iota")
-def _relate_iota(node: Node) -> Symbol:
-    return node.defer("made", node.op.results[0])
+@emits_and_relates("iota")
+def _iota(on: RuleContext | Node, *, dimension: int) -> Any:
+    (aval,) = on.op.results
+    if isinstance(on, Node):
+        return on.defer("made", aval)
+    return regs.iota(vals.numpy_dtype(aval), aval.shape, dimension)
 
 
-@relates("transpose")
-def _relate_transpose(node: Node, x: Symbol, *, permutation: Any) -> Symbol:
-    relation = relations.Transpose(tuple(permutation))
-    result = node.related(x, node.op.results[0], relation)
-    for symbol in (x, result):
-        if symbol.port is not None:
-            symbol.port.cell.transposed = True
-    return result
+@emits_and_relates("transpose")
+def _transpose(on: RuleContext | Node, x: Any, *, permutation: Any) -> Any:
+    (aval,) = on.op.results
+    if isinstance(on, Node):
+        result = on.related(x, aval, relations.Transpose(tuple(permutation)))
+        for symbol in (x, result):
+            if symbol.port is not None:
+                symbol.port.cell.transposed = True
+        return result
+    if isinstance(x, regs.Splat):
+        return on.splat(x, aval)
+    return regs.transpose(on.kernel.layouts.linear(on, x), tuple(permutation))
 
 
 def related_cast(node: Node, x: Symbol, layout: Any, slot: Any = 0) -> Symbol:
@@ -69,10 +70,11 @@ def related_cast(node: Node, x: Symbol, layout: Any, slot: Any = 0) -> Symbol:
     if not x.shape or (is_splat and x.deferred == "splat"):
         return x
     if is_splat:
+        origin = "" if x.port is None else f" from {named(x.port.variable.node)}"
         raise errors.LayoutError(
             f"{node.words} to WG_SPLAT: the elements of the array may differ",
             expected="a splat: a scalar broadcast to a shape",
-            got=f"an array of shape {x.shape}{_origin(x)}",
+            got=f"an array of shape {x.shape}{origin}",
             hint="choose no layout: a splat is broadcast to any layout",
             where=node.where,
         )
@@ -89,23 +91,3 @@ def related_cast(node: Node, x: Symbol, layout: Any, slot: Any = 0) -> Symbol:
     variable = node.variable(x, fixed=placement)
     node.take(x, variable, slot)
     return node.make(variable, x, slot)
-
-
-def _origin(x: Symbol) -> str:
-    return "" if x.port is None else f" from {named(x.port.variable.node)}"
-
-
-@emits("iota")
-def _iota(ctx: RuleContext, *, dimension: int) -> Any:
-    aval = ctx.out_aval
-    return regs.iota(vals.numpy_dtype(aval), aval.shape, dimension)
-
-
-# --- transposes and slices ------------------------------------------------------------
-
-
-@emits("transpose")
-def _transpose(ctx: RuleContext, x: Any, *, permutation: Any) -> Any:
-    if isinstance(x, regs.Splat):
-        return regs.Splat(x.value, x.dtype, ctx.out_aval.shape)
-    return regs.transpose(ctx.kernel.layouts.linear(ctx, x), tuple(permutation))

@@ -17,27 +17,25 @@ from pallas_gpu.emitters import elementwise, mbarrier
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives.warp import warp_map_p
 
 
-@emits(warp_map_p)
-def _warp_map(ctx: RuleContext, *captured: Any, axis_name: Any) -> None:
+@emits_and_relates(warp_map_p)
+def _warp_map(on: RuleContext | Node, *captured: Any, axis_name: Any) -> None:
+    if isinstance(on, Node):
+        outer, on.network.in_warp = on.network.in_warp, True
+        number = on.scalar(on.op.regions[0].inputs[-1], "number")
+        on.run(0, [*captured, number])
+        on.network.in_warp = outer
+        return
     # A warp may access what other warps were using before, and the warpgroup continues
     # with the effects of all of them.
     mbarrier.warpgroup_barrier()
-    number = elementwise.scalar(ctx.builder.threads.warp, I32)
+    warp = on.builder.threads.warp
     if axis_name is not None:
-        ctx.kernel.axes[axis_name] = ctx.builder.threads.warp
-    with ctx.builder.in_warp():
-        ctx.run(0, [*captured, number])
-    ctx.kernel.axes.pop(axis_name, None)
+        on.kernel.axes[axis_name] = warp
+    with on.builder.in_warp():
+        on.run(0, [*captured, elementwise.scalar(warp, I32)])
+    on.kernel.axes.pop(axis_name, None)
     mbarrier.warpgroup_barrier()
-
-
-@relates(warp_map_p)
-def _relate(node: Node, *captured: Any) -> None:
-    outer, node.network.in_warp = node.network.in_warp, True
-    number = node.scalar(node.op.regions[0].inputs[-1], "number")
-    node.run(0, [*captured, number])
-    node.network.in_warp = outer

@@ -94,11 +94,13 @@ class Assignment:
 
     def result(self, path: Any, op: Op, slot: Any) -> Placement | None:
         """The layout of a result; None if it has none, see `Node.defer`."""
-        return self._of(self.network.made.get((path, op, slot)))
+        port = self.network.made.get((path, op, slot))
+        return None if port is None else self.layout(port)
 
     def operand(self, path: Any, op: Op, slot: Any) -> Placement | None:
         """The layout that an operation needs of an operand."""
-        return self._of(self.network.taken.get((path, op, slot)))
+        port = self.network.taken.get((path, op, slot))
+        return None if port is None else self.layout(port)
 
     def smem(self, path: Any, op: Op, i: int) -> SmemLayout:
         """Tiling and swizzle of the array in SMEM that a scope declares."""
@@ -108,9 +110,6 @@ class Assignment:
         """The layout of an array in SMEM or TMEM."""
         found = self._storages.get(memory, memory.given)
         return found or SmemLayout(memory.shape, memory.bits)
-
-    def _of(self, port: Port | None) -> Placement | None:
-        return None if port is None else self.layout(port)
 
     def layout(self, port: Port) -> Placement:
         """The layout on one side of a variable."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors, types
-from pallas_gpu.lowering.inference import solver
+from pallas_gpu import types
+from pallas_gpu.layouts import transfers
+from pallas_gpu.lowering.inference import arrays, solver
 from pallas_gpu.lowering.inference.candidates import Book, candidates
 from pallas_gpu.lowering.inference.costs import Costs, Key, preferences
 from pallas_gpu.lowering.inference.network import (
     Array,
-    Edge,
     Network,
     Port,
     Use,
@@ -24,10 +25,6 @@ from pallas_gpu.lowering.inference.network import (
     digest,
 )
 from pallas_gpu.lowering.inference.solver import INFEASIBLE, Problem, Solution
-from pallas_gpu.lowering.inference.spaces import smem, tmem
-
-# SmemLayout for an array in SMEM, TmemLayout for one in TMEM.
-type Storage = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +77,9 @@ class Assembly:
         found = candidates(network, self.book)
         self.labels = [_labels(v, found, self.book) for v in network.variables]
         self.arrays = list(network.arrays.values())
-        self.storages = [_storages(array) for array in self.arrays]
+        self.storages = [arrays.storages(array) for array in self.arrays]
         self.refusals = [
-            {use: [_refusal(array, use, s) for s in storages] for use in array.uses}
+            {use: [arrays.refusal(use, s) for s in storages] for use in array.uses}
             for array, storages in zip(self.arrays, self.storages, strict=True)
         ]
         self.costs = Costs(self.book, scratch_bytes, in_rounds, byte_matrices)
@@ -106,19 +103,19 @@ class Assembly:
     def problem(self) -> Problem:
         """The problem with the costs computed so far."""
         problem = self._settled.copy()
-        for variable in self.network.variables:
-            if _accesses_gmem(variable):
-                settled = problem.costs[variable.index]
-                total = settled + self._operation_costs(variable)
-                problem.costs[variable.index] = np.minimum(total, INFEASIBLE)
+        for variable, _ in self._accesses(types.GMEM):
+            settled = problem.costs[variable.index]
+            total = settled + self._operation_costs(variable)
+            problem.costs[variable.index] = np.minimum(total, INFEASIBLE)
         for edge in self._edges:
             made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
             table = self.costs.relayouts(made, taken, edge)
-            self._add_edge(problem, edge, table)
-        for variable, use in self._accesses():
-            array = self.network.array(use.part)
-            table = self._access_costs(variable, use, array)
-            problem.add_table(variable.index, self.array_variable(array), table)
+            a, b = (x.variable.index for x in (edge.producer, edge.consumer))
+            first, second = self.labels[a], self.labels[b]
+            alike = first == second and first.source == first.target
+            problem.add_table(a, b, table, mergeable=alike)
+        for variable, use in self._accesses(types.SMEM):
+            self._add_accesses(problem, variable, use)
         return problem
 
     @functools.cached_property
@@ -128,7 +125,8 @@ class Assembly:
         for variable in self.network.variables:
             key = self._keys[variable.index]
             costs = preferences(len(self.labels[variable.index].source), key)
-            if not _accesses_gmem(variable):
+            use = variable.access
+            if use is None or use.part.space is not types.GMEM:
                 costs = costs + self._operation_costs(variable)
             problem.add_variable(costs, key)
         for array in self.arrays:
@@ -137,10 +135,8 @@ class Assembly:
             a, b = move.operand.index, move.result.index
             given, made = self.labels[a].source, self.labels[b].source
             problem.add_table(a, b, self.costs.moves(move, given, made))
-        for variable, use in self._transfers():
-            array = self.network.array(use.part)
-            table = self._transfer_costs(variable, use, array)
-            problem.add_table(variable.index, self.array_variable(array), table)
+        for variable, use in self._accesses(types.TMEM):
+            self._add_accesses(problem, variable, use)
         return problem
 
     def _operation_costs(self, variable: Variable) -> np.ndarray:
@@ -161,72 +157,58 @@ class Assembly:
                     costs[i] += self.costs.copy(use, storage)
         return costs
 
-    def _add_edge(self, problem: Problem, edge: Edge, table: np.ndarray) -> None:
-        a, b = edge.producer.variable.index, edge.consumer.variable.index
-        alike = self.labels[a] == self.labels[b]
-        uniform = self.labels[a].source == self.labels[a].target
-        problem.add_table(a, b, table, mergeable=alike and uniform)
-
-    def _accesses(self) -> Iterator[tuple[Variable, Use]]:
+    def _accesses(self, space: types.MemorySpace) -> Iterator[tuple[Variable, Use]]:
         for variable in self.network.variables:
-            if variable.access is not None and variable.access.part.space is types.SMEM:
+            if variable.access is not None and variable.access.part.space is space:
                 yield variable, variable.access
 
-    def _access_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
-        storages = self.storages[array.index]
-        numbers = self.labels[variable.index].source
-        refusals = self.refusals[array.index][use]
+    def _add_accesses(self, problem: Problem, variable: Variable, use: Use) -> None:
+        array, numbers = (
+            self.network.array(use.part),
+            self.labels[variable.index].source,
+        )
+        storages, refusals = self.storages[array.index], self.refusals[array.index][use]
         table = np.full((len(numbers), len(storages)), INFEASIBLE, dtype=np.int64)
         for j, (storage, refusal) in enumerate(zip(storages, refusals, strict=True)):
-            if refusal is not None:
-                continue
-            for i, number in enumerate(numbers):
-                key = self.costs.smem_key(use, storage, number, variable.bits)
-                table[i, j] = self.costs.times(key, use.weight)
-        return table
+            for i, number in enumerate(numbers) if refusal is None else ():
+                table[i, j] = self._access_cost(variable, use, storage, number)
+        problem.add_table(variable.index, self.array_variable(array), table)
 
-    def _transfers(self) -> Iterator[tuple[Variable, Use]]:
-        for variable in self.network.variables:
-            if variable.access is not None and variable.access.part.space is types.TMEM:
-                yield variable, variable.access
-
-    def _transfer_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
-        """Zero where an instruction supports the pair: all move the same words."""
-        numbers = self.labels[variable.index].source
-        layouts = [self.book.layouts[number] for number in numbers]
-        fits = [
-            [
-                tmem.carries(use, storage, layout)
-                for storage in self.storages[array.index]
-            ]
-            for layout in layouts
-        ]
-        shape = len(numbers), len(self.storages[array.index])
-        table = np.array(fits, dtype=bool).reshape(shape)
-        return np.where(table, 0, INFEASIBLE).astype(np.int64)
+    def _access_cost(self, x: Variable, use: Use, storage: Any, number: int) -> int:
+        if use.part.space is types.SMEM:
+            key = self.costs.smem_key(use, storage, number, x.bits)
+            return self.costs.times(key, use.weight)
+        # All instructions that transfer from and to TMEM move the same words.
+        fits = transfers(self.book.layouts[number], storage, use.part.bits)
+        return 0 if fits else INFEASIBLE
 
     # --- solutions --------------------------------------------------------------------
 
-    def costs_of(self, labels: Sequence[int]) -> Iterator[Key]:
-        """The costs in a solution that may still be lower bounds."""
-        for variable in self.network.variables:
-            number = self.labels[variable.index].source[labels[variable.index]]
-            key = self.costs.gmem_key(variable, number)
-            if key is not None:
-                yield key
+    def bounds(self, labels: Sequence[int] | None = None) -> Iterator[Key]:
+        """The costs in a solution, or all, that may still be lower bounds."""
+
+        def chosen(variable: int, every: Sequence[Any]) -> Sequence[Any]:
+            return every if labels is None else [every[labels[variable]]]
+
+        for variable, _ in self._accesses(types.GMEM):
+            index = variable.index
+            for number in chosen(index, self.labels[index].source):
+                if (key := self.costs.gmem_key(variable, number)) is not None:
+                    yield key
         for edge in self._edges:
-            a, b = (
-                self.numbers(port)[labels[port.variable.index]]
+            made, taken = (
+                chosen(port.variable.index, self.numbers(port))
                 for port in (edge.producer, edge.consumer)
             )
-            key = self.costs.relayout_key(a, b, edge)
-            if key is not None:
-                yield key
-        for variable, use in self._accesses():
-            array = self.network.array(use.part)
-            storage = self.storages[array.index][labels[self.array_variable(array)]]
-            number = self.labels[variable.index].source[labels[variable.index]]
-            yield self.costs.smem_key(use, storage, number, variable.bits)
+            for a, b in itertools.product(made, taken):
+                if (key := self.costs.relayout_key(a, b, edge)) is not None:
+                    yield key
+        for variable, use in self._accesses(types.SMEM):
+            array, index = self.network.array(use.part), variable.index
+            storages = self.storages[array.index]
+            for storage in chosen(self.array_variable(array), storages):
+                for number in chosen(index, self.labels[index].source):
+                    yield self.costs.smem_key(use, storage, number, variable.bits)
 
     def solve(self, *, cheapest: bool = True) -> Solution:
         """The assignment of least cost, or any; infeasible if there is none."""
@@ -239,46 +221,13 @@ class Assembly:
                 solution = solver.solve(problem, solver.TABLE_LIMIT << 6)
                 entries += solution.entries
             refined = solution.feasible and self.costs.refine(
-                self.costs_of(solution.labels)
+                self.bounds(solution.labels)
             )
             if refined and not cheapest:
                 cost = solver.evaluate(self.problem(), list(solution.labels))
                 refined = cost >= solver.INFEASIBLE
             if not refined:
                 return dataclasses.replace(solution, entries=entries)
-
-    def refine_all(self) -> None:
-        """Replaces every bound by the exact cost, for error messages."""
-        for edge in self._edges:
-            self.costs.refine(
-                key
-                for a in self.numbers(edge.producer)
-                for b in self.numbers(edge.consumer)
-                if (key := self.costs.relayout_key(a, b, edge)) is not None
-            )
-        for variable, use in self._accesses():
-            self.costs.refine(
-                self.costs.smem_key(use, storage, number, variable.bits)
-                for storage in self.storages[self.network.array(use.part).index]
-                for number in self.labels[variable.index].source
-            )
-
-
-def _accesses_gmem(variable: Variable) -> bool:
-    """Whether the variable's own costs may be bounds."""
-    return variable.access is not None and variable.access.part.space is types.GMEM
-
-
-def _storages(array: Array) -> list[Storage]:
-    if array.base.space is types.TMEM:
-        return tmem.storages(array)
-    return smem.storages(array)
-
-
-def _refusal(array: Array, use: Use, storage: Storage) -> errors.LayoutError | None:
-    if array.base.space is types.TMEM:
-        return tmem.refusal(use, storage)
-    return smem.refusal(use, storage, given=array.base.given is not None)
 
 
 def _keys(network: Network) -> list[int]:

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
 from pallas_gpu.layouts.tmem.access import register_layouts
 from pallas_gpu.lowering.inference.network import Cell, Network
-from pallas_gpu.lowering.inference.relations import Relation, default, spread
+from pallas_gpu.lowering.inference.relations import (
+    Relation,
+    default,
+    spread,
+    where_it_fits,
+)
 
 # Candidates of a cell, beyond those that operations require.
 LIMIT = 12
@@ -136,7 +140,8 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
             yield layout
     if len(cell.shape) < 2 or cell.in_warp:
         return
-    yield from _transferring(cell)
+    for memory in cell.tmem:
+        yield from register_layouts(memory.given, cell.shape, memory.bits)
     if layout is not None and not isinstance(layout, LinearLayout):
         # Broadcasts, transposes and reductions need a linear one.
         linear = spread(cell.shape)
@@ -150,12 +155,13 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
             names += [Layout.WGMMA_8BIT, Layout.WGMMA_UPCAST_2X]
         if cell.transposed:
             names.append(Layout.WGMMA_TRANSPOSED)
-    placed = list(_placed(names, cell.shape))
+    placed = [x for name in names if (x := _placed(name, cell.shape)) is not None]
     yield from placed
     # Where WGMMA does not fit a tiled array, only runs of its tiles have no conflicts.
     if cell.in_smem and (cell.in_gmem or not placed):
         for bits in sorted(cell.loads):
-            yield from _copies(cell.shape, bits)
+            copies = (_for_copies(cell.shape, bits, s) for s in reversed(SWIZZLES))
+            yield from (x for x in copies if x is not None)
 
 
 def _threads(cell: Cell) -> int:
@@ -163,27 +169,12 @@ def _threads(cell: Cell) -> int:
     return WARP_LANES if cell.in_warp else THREADS
 
 
-def _transferring(cell: Cell) -> Iterator[Placement]:
-    """Layouts in which instructions transfer from or to TMEM."""
-    for memory in cell.tmem:
-        yield from register_layouts(memory.given, cell.shape, memory.bits)
+_placed = where_it_fits(place_registers)
 
 
-def _placed(names: list[Layout], shape: tuple[int, ...]) -> Iterator[Placement]:
-    for name in names:
-        try:
-            yield place_registers(name, shape)
-        except LayoutError:
-            continue
-
-
-def _copies(shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
-    """Layouts that move runs of bytes on both sides of a copy through registers."""
-    for swizzle in reversed(SWIZZLES):
-        if swizzle == NO_SWIZZLE:
-            continue
-        try:
-            layout = Layout.SMEM_GMEM_COPY(shape, bits, swizzle)
-            yield place_registers(layout, shape)
-        except LayoutError:
-            continue
+@where_it_fits
+def _for_copies(shape: tuple[int, ...], bits: int, swizzle: int) -> Placement | None:
+    """A layout that moves runs of bytes on both sides of a copy through registers."""
+    if swizzle == NO_SWIZZLE:
+        return None
+    return place_registers(Layout.SMEM_GMEM_COPY(shape, bits, swizzle), shape)

@@ -8,7 +8,6 @@ that is unrolled has one for each copy.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import math
@@ -21,21 +20,25 @@ import numpy as np
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.window import Sum, Window
-from pallas_gpu.lowering.inference import network as networks
 from pallas_gpu.lowering.inference.network import (
+    Cell,
     Deferral,
+    Edge,
     Memory,
+    Network,
     Part,
+    Path,
     Port,
     Side,
+    Slot,
     Use,
+    UseKind,
     Variable,
     digest,
     memory_bits,
 )
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import (
     Access,
     Constant,
@@ -45,11 +48,6 @@ from pallas_gpu.program.nodes import (
     Value,
     mapped,
 )
-
-# The regions around an operation: for each the operation that runs it, which of its
-# regions it is, and which copy of an unrolled body.
-Path = tuple[tuple[Op, int, int], ...]
-Slot = int | str
 
 # Maximum assumed trip count of a loop, and the count where it is unknown; nested loops
 # multiply, up to a limit that keeps sums of costs small.
@@ -66,6 +64,7 @@ class Symbol:
       origin: returns a number that does not depend on the order of operations.
       port: what determines its layout; None for a scalar and a deferred array.
       deferred: how an array without a layout is materialized at its uses.
+      known: the value of a constant scalar.
     """
 
     shape: tuple[int, ...]
@@ -73,6 +72,7 @@ class Symbol:
     origin: Callable[[], int]
     port: Port | None = None
     deferred: Deferral | None = None
+    known: Any = None
 
     @property
     def bits(self) -> int:
@@ -80,38 +80,7 @@ class Symbol:
         return dtypes.bits(self.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Key:
-    """An operation and its operands, apart from its node: nodes refer to results."""
-
-    op: Op
-    inputs: tuple[Any, ...]
-
-    @functools.cached_property
-    def number(self) -> int:
-        """A hash of name, parameters, types and the operands' numbers."""
-        params = (f"{k}={v}" for k, v in self.op.params.items() if _is_plain(v))
-        results = (_text_of(x.aval) for x in self.op.results)
-        operands = (str(x.origin()) for x in self.inputs if hasattr(x, "origin"))
-        return digest(self.op.name, *params, *results, *operands)
-
-
 _text_of = functools.lru_cache(maxsize=1024)(str)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Origin:
-    """A result of an operation."""
-
-    key: _Key
-    slot: Slot
-
-    @functools.cached_property
-    def _number(self) -> int:
-        return digest(str(self.key.number), str(self.slot))
-
-    def __call__(self) -> int:
-        return self._number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,7 +113,8 @@ class Node:
     @property
     def words(self) -> str:
         """The operation's name in messages."""
-        return _name_of(self.op.primitive)
+        name = self.op.name
+        return "reduction" if name.startswith("reduce_") else _NAMES.get(name, name)
 
     @property
     def where(self) -> str | None:
@@ -153,16 +123,26 @@ class Node:
         return next((line for line in lines if line is not None), None)
 
     @functools.cached_property
-    def _key(self) -> _Key:
-        return _Key(self.op, self.inputs)
+    def _number(self) -> Callable[[], int]:
+        """Returns a hash of name, parameters, types and the operands' numbers."""
+        op, inputs = self.op, self.inputs  # no cycle: the node refers to its results
+
+        def number() -> int:
+            params = (f"{k}={v}" for k, v in op.params.items() if _is_plain(v))
+            results = (_text_of(x.aval) for x in op.results)
+            operands = (str(x.origin()) for x in inputs if hasattr(x, "origin"))
+            return digest(op.name, *params, *results, *operands)
+
+        return functools.cache(number)
 
     @property
     def key(self) -> int:
         """A number that does not depend on the order of operations."""
-        return self._key.number
+        return self._number()
 
     def _origin(self, slot: Slot) -> Callable[[], int]:
-        return _Origin(self._key, slot)
+        number = self._number
+        return functools.cache(lambda: digest(str(number()), str(slot)))
 
     # --- operands ---------------------------------------------------------------------
 
@@ -172,7 +152,7 @@ class Node:
         if hasattr(self.op.operands, "error"):
             raise self.op.operands.error
         return mapped(
-            lambda x: x if isinstance(x, Access) else self.network.read(x, self.env),
+            lambda x: x if isinstance(x, Access) else _read(x, self.env),
             self.op.operands,
         )
 
@@ -238,10 +218,37 @@ class Node:
 
     # --- variables --------------------------------------------------------------------
 
-    def variable(self, like: Any, role: str = "", **options: Any) -> Variable:
-        """Adds a variable for arrays of a shape and dtype; see `Network.variable`."""
-        shape, bits = tuple(like.shape), dtypes.bits(np.dtype(like.dtype))
-        return self.network.variable(self, shape, bits, role=role, **options)
+    def variable(
+        self,
+        like: Any,
+        role: str = "",
+        *,
+        result: tuple[int, ...] | None = None,
+        relation: Relation | None = None,
+        fixed: Any = None,
+        **options: Any,
+    ) -> Variable:
+        """Adds a variable for arrays of a shape and dtype.
+
+        Args:
+          like: the operand, or the result if there is none.
+          result: the result's shape where it differs.
+          role, relation, fixed, **options: see `Variable`.
+        """
+        network, bits = self.network, dtypes.bits(np.dtype(like.dtype))
+        shape, in_warp = tuple(like.shape), network.in_warp
+        source = target = Cell(shape, bits={bits}, in_warp=in_warp)
+        if relation is not None:
+            other = shape if result is None else result
+            target = Cell(other, bits={bits}, in_warp=in_warp)
+        if fixed is not None:
+            source.required[fixed] = None
+        variable = Variable(
+            len(network.variables), self, role, network.weight, bits, source, target,
+            digest(str(self.key), role), relation, fixed, **options,
+        )  # fmt: skip
+        network.variables.append(variable)
+        return variable
 
     def take(
         self, x: Symbol, variable: Variable, slot: Slot = 0, side: Side = "source"
@@ -255,7 +262,10 @@ class Node:
         self.network.taken[self.path, self.op, slot] = consumer
         self.network.takes[self].append((slot, x, consumer))
         if x.port is not None:
-            self.network.connect(x.port, consumer, x.bits)
+            x.port.cell.join(consumer.cell)
+            consumer.cell.bits.add(x.bits)
+            edge = Edge(x.port, consumer, x.bits, self.network.weight)
+            self.network.edges.append(edge)
 
     def taken(self, x: Symbol, variable: Variable, slot: Slot) -> None:
         """As `take`, of an operand that may be a scalar, which is broadcast."""
@@ -283,18 +293,29 @@ class Node:
         dtype = np.dtype(aval.dtype)
         return Symbol(tuple(aval.shape), dtype, self._origin(slot), deferred=how)
 
+    def is_splat(self, x: Symbol) -> bool:
+        """Whether all elements of an operand are known to be equal."""
+        return x.deferred == "splat" or not x.shape
+
+    def splat(self, x: Symbol, aval: Any, slot: Slot = 0) -> Symbol:
+        """Returns a result whose elements are all that of a splat."""
+        if not aval.shape:
+            return self.scalar(aval, slot)
+        return self.defer("splat", aval, slot)
+
     def scalar(self, aval: Any, slot: Slot = 0) -> Symbol:
         """Returns a scalar result."""
         return Symbol((), np.dtype(aval.dtype), self._origin(slot))
 
-    def use(self, part: Part, kind: networks.UseKind, **options: Any) -> Use:
+    def use(self, part: Part, kind: UseKind, **options: Any) -> Use:
         """Records the use of a part of an array in memory; see `Use`."""
         use = Use(self, kind, part, self.network.weight, **options)
-        self.network.use_memory(use)
+        if part.space is not types.GMEM:
+            self.network.array(part).uses.append(use)
         return use
 
     def accessing(
-        self, part: Part, kind: networks.UseKind, like: Any, **options: Any
+        self, part: Part, kind: UseKind, like: Any, **options: Any
     ) -> Variable:
         """Adds a variable for an array that is loaded from memory, or stored to it."""
         use = self.use(part, kind, **options)
@@ -320,13 +341,15 @@ class Node:
         aval, space = var.aval, var.aval.memory_space
         lead = self.network.lead(var) if space is types.GMEM else ()
         given: Any = None
+        shape = (*lead, *aval.shape)
         if space is types.TMEM:
-            given = aval.storage.layout
+            given, (*leading, rows, columns) = aval.storage.layout, aval.shape
+            shape = rows, math.prod(leading) * columns
         elif space is types.SMEM and (aval.transforms or row_major):
             given = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
         memory = Memory(
             space,
-            _memory_shape(aval, lead),
+            shape,
             np.dtype(aval.dtype),
             len(lead),
             self._origin(i),
@@ -406,7 +429,7 @@ class Node:
         if step.node is self:
             step.arguments.extend(x for x in args if x not in self.inputs)
         network.inside = (*outer, self)
-        results = network.run(self.op.regions[i], args, path)
+        results = run(network, self.op.regions[i], args, path)
         network.inside = outer
         network.steps.append(Step(self, outer, results, is_end=True))
         return results
@@ -435,73 +458,46 @@ class Step:
     declared: list[Memory] = dataclasses.field(default_factory=list)
 
 
-class Network(networks.Network):
-    """As its base, of a program.
+# --- the operations in order ----------------------------------------------------------
 
-    Attributes:
-      sizes: CTAs of a cluster along each axis, by its name.
-      facts: returns what is known of scalars.
-      made: what determines the layout of a result, by path, operation and slot.
-      taken: likewise of an operand.
-      takes: for each operation its operands, by slot.
-      declared: the arrays in memory that scopes declare.
-      steps: the operations in order.
-      inside: the operations that run the one that is collected.
-      free: the references whose layout in SMEM is inferred although they share bytes.
-      lead: returns the sizes of the batch axes of an array that the launch adds.
-      approx_math: whether fast approximations are allowed.
-    """
 
-    def __init__(
-        self,
-        cluster: Mapping[str, int],
-        facts: Callable[[], Facts],
-        free: frozenset[Any] = frozenset(),
-        lead: Callable[[Any], tuple[int, ...]] = lambda var: (),
-        approx_math: bool = False,
-    ) -> None:
-        super().__init__()
-        self.sizes, self.facts = cluster, facts
-        self.free, self.lead, self.approx_math = free, lead, approx_math
-        self.made: dict[tuple[Path, Op, Slot], Port] = {}
-        self.taken: dict[tuple[Path, Op, Slot], Port] = {}
-        self.takes: dict[Node, list[tuple[Slot, Symbol, Port]]]
-        self.takes = collections.defaultdict(list)
-        self.declared: dict[tuple[Path, Op, int], Memory] = {}
-        self.steps: list[Step] = []
-        self.inside: tuple[Node, ...] = ()
+def run(
+    network: Network, region: Region, args: Sequence[Any], path: Path = ()
+) -> list[Any]:
+    """Collects the operations of a region; returns its results."""
+    env: dict[Value, Any] = dict(zip(region.inputs, args, strict=True))
+    rules = registry.rules(registry.RuleKind.RELATION)
+    # Nodes are kept by the network, without a cycle of references.
+    is_proxy = isinstance(network, weakref.ProxyType)
+    itself: Any = network if is_proxy else weakref.proxy(network)
+    reads = (*(op.inputs for op in region.ops), region.results)
+    users = {x for operands in reads for x in operands if isinstance(x, Value)}
+    for op in region.ops:
+        inputs = tuple(_read(x, env) for x in op.inputs)
+        node = Node(itself, op, path, inputs, env, users)
+        step = Step(node, network.inside, inputs)
+        network.steps.append(step)
+        results = rules.get(op.primitive, without_arrays)(node, *inputs)
+        if results is None:  # nothing reads them
+            results = [node.defer("splat", x, i) for i, x in enumerate(op.results)]
+        elif not isinstance(results, list | tuple):
+            results = [results]
+        step.results.extend(results)
+        env.update(zip(op.results, results, strict=True))
+    results = [_read(x, env) for x in region.results]
+    # Nodes refer to what stands for values, and that to variables of nodes.
+    env.clear()
+    return results
 
-    # --- the operations in order ------------------------------------------------------
 
-    def run(self, region: Region, args: Sequence[Any], path: Path) -> list[Any]:
-        """Collects the operations of a region; returns its results."""
-        env: dict[Value, Any] = dict(zip(region.inputs, args, strict=True))
-        rules = registry.rules(registry.RuleKind.RELATION)
-        # Nodes are kept by the network, without a cycle of references.
-        itself: Any = weakref.proxy(self)
-        reads = (*(op.inputs for op in region.ops), region.results)
-        users = {x for operands in reads for x in operands if isinstance(x, Value)}
-        for op in region.ops:
-            inputs = tuple(self.read(x, env) for x in op.inputs)
-            node = Node(itself, op, path, inputs, env, users)
-            step = Step(node, self.inside, inputs)
-            self.steps.append(step)
-            results = rules.get(op.primitive, without_arrays)(node, *inputs)
-            if not isinstance(results, list | tuple):
-                results = [] if results is None else [results]
-            step.results.extend(results)
-            env.update(zip(op.results, results, strict=True))
-        results = [self.read(x, env) for x in region.results]
-        # Nodes refer to what stands for values, and that to variables of nodes.
-        env.clear()
-        return results
-
-    def read(self, operand: Operand, env: dict[Value, Any]) -> Any:
-        """Returns what stands for an operand."""
-        if not isinstance(operand, Constant):
-            return env[operand]
-        shape, dtype = operand.shape, operand.dtype
-        return Symbol(tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"))
+def _read(operand: Operand, env: dict[Value, Any]) -> Any:
+    """Returns what stands for an operand."""
+    if not isinstance(operand, Constant):
+        return env[operand]
+    shape, dtype = operand.shape, operand.dtype
+    known = None if shape else operand.value.item()
+    origin = functools.partial(digest, f"{dtype}{shape}")
+    return Symbol(tuple(shape), dtype, origin, known=known)
 
 
 def collect(
@@ -519,7 +515,7 @@ def collect(
       LayoutError: a layout that an operation requires does not fit its array.
     """
     network = Network(cluster, **options)
-    network.run(region, args, ())
+    run(network, region, args)
     return network
 
 
@@ -537,28 +533,16 @@ def _has_arrays(op: Op) -> bool:
 def without_arrays(node: Node, *inputs: Any) -> list[Any]:
     """The relation of an operation on scalars."""
     if _has_arrays(node.op):
-        raise no_relation(node)
+        raise errors.InternalError(
+            f"Layout inference has no relation for {node.op.name}", where=node.where
+        )
     return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
-
-
-def no_relation(node: Node) -> errors.InternalError:
-    """Returns the error for an operation on arrays without a relation."""
-    return errors.InternalError(
-        f"Layout inference has no relation for {node.op.name}", where=node.where
-    )
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, int | str | float | np.dtype | None.__class__)
-
-
-def _memory_shape(aval: Any, lead: tuple[int, ...]) -> tuple[int, ...]:
-    if aval.memory_space is types.TMEM:
-        *leading, rows, columns = aval.shape
-        return rows, math.prod(leading) * columns
-    return (*lead, *aval.shape)
 
 
 def inside(weight: int, trips: int) -> int:
@@ -576,9 +560,3 @@ _NAMES = {
     "broadcast_in_dim": "broadcast",
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "scan"),
 }
-
-
-def _name_of(primitive: Any) -> str:
-    """The name of a primitive in the kernel's source."""
-    name = primitive.name
-    return "reduction" if name.startswith("reduce_") else _NAMES.get(name, name)

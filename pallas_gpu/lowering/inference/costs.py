@@ -26,11 +26,12 @@ from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.layouts.smem.window import consists_of_tiles
+from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
+from pallas_gpu.layouts.smem.window import alignment_bytes, consists_of_tiles
+from pallas_gpu.lowering.inference import arrays
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Edge, Move, Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
-from pallas_gpu.lowering.inference.spaces import smem
 
 # Fractions of a cycle, and room for the preferences of many thousand variables.
 _STEPS_PER_CYCLE = 4
@@ -44,8 +45,6 @@ _TENSOR_ROW = 0.25
 # Exceeds the bank conflicts of any array: an access declared free of bank conflicts is
 # so if any layout permits it.
 _UNWANTED_CONFLICT = 4096.0
-# SMEM serves 32 banks of four bytes a cycle.
-_SMEM_BYTES_PER_CYCLE = 128
 
 Key = tuple
 
@@ -163,7 +162,8 @@ class Costs:
         part, store = use.part, use.kind == "store"
         aligned = self._alignments.get((use, storage))
         if aligned is None:
-            aligned = smem.alignment_bytes(part, storage)
+            aligned = alignment_bytes(storage, part.window)
+            aligned = min(aligned, MAX_WIDTH_BYTES)
             self._alignments[use, storage] = aligned
         cut = not consists_of_tiles(storage, part.window)
         window, how = part.window, (store, use.optimized, aligned, cut)
@@ -192,11 +192,11 @@ class Costs:
     def moves(self, move: Move, src: Sequence[int], dst: Sequence[int]) -> np.ndarray:
         """Costs [src, dst] of an operation that renames registers or moves data."""
         layouts = self._book.layouts
-        loads = [moves.scratch_access_cost(layouts[b], move.bits) for b in dst]
+        loads = [moves.scratch_access_cost(layouts[b], move.operand.bits) for b in dst]
         can_move, rows = self._can_move(move.operand), []
         for a in src:
             renamed = move.relation.forward(layouts[a])
-            fixed = moves.scratch_access_cost(layouts[a], move.bits)
+            fixed = moves.scratch_access_cost(layouts[a], move.operand.bits)
             fixed += moves.EXCHANGE_CYCLES
             rows.append(
                 [
@@ -206,7 +206,7 @@ class Costs:
                         else fixed + load
                         if can_move
                         else None,
-                        move.weight,
+                        move.operand.weight,
                     )
                     for b, load in zip(dst, loads, strict=True)
                 ]
@@ -215,10 +215,10 @@ class Costs:
 
     def copy(self, use: Use, storage: SmemLayout) -> int:
         """Cost of a feasible TMA copy."""
-        plan = smem.copy_plan(use, smem.as_used(use, storage))
+        plan = arrays.copy_plan(use, arrays.as_used(use, storage))
         if plan is None:
             return scaled(_TENSOR_COPY, use.weight)
-        row = min(plan.dims[-1].box * plan.element_bits // 8, _SMEM_BYTES_PER_CYCLE)
+        row = min(plan.dims[-1].box * plan.element_bits // 8, rates.WAVEFRONT_BYTES)
         count = len(plan.instructions)
         rows = count * plan.box_bytes / row
         return scaled(count * _TENSOR_COPY + rows * _TENSOR_ROW, use.weight)
@@ -235,7 +235,7 @@ class Costs:
                 return size / rates.GMEM_BYTES_PER_CYCLE
             case ("smem", storage, sizes, *_):
                 size = math.prod(sizes) * storage.itemsize_bits // 8
-                return size / _SMEM_BYTES_PER_CYCLE
+                return size / rates.WAVEFRONT_BYTES
         raise AssertionError(key)
 
     def _exact(self, key: Key) -> int:
@@ -254,14 +254,15 @@ class Costs:
                 store, optimized, aligned, cut = how
                 each = moves.element_access_cost(layouts[number], bits)
                 by_element = scaled(each + _UNWANTED_CONFLICT, 1)
-                ordered = smem.in_memory_order(order, layouts[number])
+                ordered = arrays.in_memory_order(order, layouts[number])
                 if cut or ordered is None:
                     return by_element
                 given = store, aligned, self._byte_matrices
                 cost = moves.smem_access_cost(storage, sizes, ordered, bits, *given)
                 if cost is None:
                     return by_element
-                free = smem.conflict_free(storage, sizes, ordered, *given)
+                best = (storage, sizes, ordered, bits, *given, True)
+                free = moves.smem_access_cost(*best) is not None
                 return scaled(cost + (optimized and not free) * _UNWANTED_CONFLICT, 1)
         raise AssertionError(key)
 
@@ -282,7 +283,7 @@ def _relayout_bound(
         return None
     moved = math.prod(src.shape) * max(bits, 8) / 16
     rounds = math.ceil(moved / scratch_bytes)
-    return 2 * moved / _SMEM_BYTES_PER_CYCLE + rounds * rates.SMEM_LATENCY
+    return 2 * moved / rates.WAVEFRONT_BYTES + rounds * rates.SMEM_LATENCY
 
 
 def _warp_bits(layout: LinearLayout) -> frozenset[tuple[int, ...]] | None:

@@ -18,8 +18,8 @@ from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.registers.placement import describe
-from pallas_gpu.lowering.inference import relations, solver
-from pallas_gpu.lowering.inference.assembly import Assembly, Storage
+from pallas_gpu.lowering.inference import arrays, relations, solver
+from pallas_gpu.lowering.inference.assembly import Assembly
 from pallas_gpu.lowering.inference.network import (
     Array,
     Network,
@@ -28,7 +28,6 @@ from pallas_gpu.lowering.inference.network import (
     named,
 )
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
-from pallas_gpu.lowering.inference.spaces import smem
 
 # Scratch sizes to try: more leaves too little for the kernel's own arrays.
 _LEAST_SCRATCH_BYTES, _MOST_SCRATCH_BYTES = 1 << 9, 1 << 16
@@ -55,7 +54,7 @@ def domain_error(problem: Assembly) -> errors.LayoutError | None:
 
 def conflict(problem: Assembly) -> errors.LayoutError:
     """The error for a kernel whose operations admit layouts, but not together."""
-    problem.refine_all()
+    problem.costs.refine(problem.bounds())
     found = solver.find_conflict(problem.problem())
     if found is None:
         asking = [v for v in problem.network.variables if v.fixed is not None]
@@ -105,13 +104,15 @@ def _transforms_error(
     free = dataclasses.replace(array, base=dataclasses.replace(array.base, given=None))
     fitting = [
         other
-        for other in smem.storages(free)
-        if all(smem.refusal(u, other, given=False) is None for u in array.uses)
+        for other in arrays.storages(free)
+        if all(arrays.refusal(u, other, free=True) is None for u in array.uses)
     ]
     hint = error.hint
     if fitting:
         hint = "omit the transforms, so that they are inferred: "
-        hint += _as_transforms(fitting[0])
+        tiling, swizzle = fitting[0].tiling, fitting[0].swizzle
+        with_tiles = f"TilingTransform({tiling}) and SwizzleTransform({swizzle})"
+        hint += "no transforms" if fitting[0].is_plain else with_tiles
     return errors.LayoutError(
         f"{_used(use)} cannot use an SMEM array with its transforms: {error.what}",
         expected=error.expected,
@@ -123,7 +124,7 @@ def _transforms_error(
 
 def _single_use_error(
     array: Array,
-    storages: Sequence[Storage],
+    storages: Sequence[arrays.Storage],
     use: Use,
     reasons: Sequence[errors.LayoutError | None],
 ) -> errors.LayoutError:
@@ -143,7 +144,7 @@ def _single_use_error(
 
 def _two_uses_error(
     array: Array,
-    storages: Sequence[Storage],
+    storages: Sequence[arrays.Storage],
     refusals: dict[Use, list[errors.LayoutError | None]],
     uses: Sequence[Use],
 ) -> errors.LayoutError:
@@ -180,26 +181,23 @@ def _declared(array: Array) -> str:
     return kind if line is None else f"{kind} at {line}"
 
 
-def _described(storage: Storage) -> str:
+def _described(storage: arrays.Storage) -> str:
     return str(storage) if isinstance(storage, TmemLayout) else storage.description
-
-
-def _as_transforms(storage: SmemLayout) -> str:
-    if storage.is_plain:
-        return "no transforms"
-    return f"TilingTransform({storage.tiling}) and SwizzleTransform({storage.swizzle})"
 
 
 # --- operations without a layout ------------------------------------------------------
 
 
 def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
-    shape = variable.source.shape
+    shape, cell = variable.source.shape, variable.source.find()
+    others = zip(problem.network.variables, problem.labels, strict=True)
+    around = (labels for x, labels in others if cell is x.source.find())
+    numbers = (n for labels in around for n in labels.source)
     return errors.LayoutError(
         f"{variable.name}: no layout of its operand satisfies the requirement that "
         f"{_requirement(variable)}",
         expected=f"a layout of shape {shape} such that {_requirement(variable)}",
-        got=_listing(_neighbours_layouts(problem, variable)),
+        got=_listing(describe(problem.book.layouts[n]) for n in numbers),
         hint="layout_cast the operand to a layout made of smaller tiles, slice or "
         "reshape the reference instead, or pad the array",
         where=variable.node.where,
@@ -210,13 +208,6 @@ def _requirement(variable: Variable) -> str:
     """What an operation requires of its operand's layout."""
     relation = variable.relation
     return (relations.Relation() if relation is None else relation).requirement
-
-
-def _neighbours_layouts(problem: Assembly, variable: Variable) -> Iterator[str]:
-    cell = variable.source.find()
-    for other, labels in zip(problem.network.variables, problem.labels, strict=True):
-        if other is not variable and cell is other.source.find():
-            yield from (describe(problem.book.layouts[n]) for n in labels.source)
 
 
 # --- conflicts ------------------------------------------------------------------------
@@ -238,24 +229,20 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
     if len(culprits) == 1:
         return _alone_error(problem, culprits[0])
     first, second = culprits[0], culprits[-1]
-    casts = [
-        problem.network.variables[v]
-        for v in culprits
-        if v < len(problem.labels) and _is_cast(problem.network.variables[v])
-    ]
+    # Those whose layout the author has chosen: of a layout_cast, or of a load.
+    chosen = [x for x in problem.network.variables if x.fixed is not None]
+    casts = [x for x in chosen if x.index in culprits and "layout" in x.node.params]
+    meeting = f", whose layouts conflict at {_name(problem, place)}"
+    if _what(problem, place) in [_what(problem, v) for v in culprits]:
+        meeting = ""
     return errors.LayoutError(
         f"No layouts satisfy both {_name(problem, first)} and "
-        f"{_name(problem, second)}{_meeting(problem, place, culprits)}",
+        f"{_name(problem, second)}{meeting}",
         expected=f"{_name(problem, first)} admits {_admits(problem, first)}",
         got=f"{_name(problem, second)} admits {_admits(problem, second)}",
         hint=_remedies(problem, casts) or _GENERAL_HINT,
         where=_what(problem, second).where,
     )
-
-
-def _is_cast(variable: Variable) -> bool:
-    """Whether the author has chosen the layout: of a layout_cast, or of a load."""
-    return variable.fixed is not None and "layout" in variable.node.params
 
 
 def _root(found: solver.Conflict, variable: int) -> int:
@@ -303,12 +290,6 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
         hint="layout_cast the operand to another layout",
         where=variable.node.where,
     )
-
-
-def _meeting(problem: Assembly, place: int, culprits: Sequence[int]) -> str:
-    if _what(problem, place) in [_what(problem, v) for v in culprits]:
-        return ""
-    return f", whose layouts conflict at {_name(problem, place)}"
 
 
 def _what(problem: Assembly, variable: int) -> Any:
@@ -382,16 +363,6 @@ def _solved(
 
 
 def _more_scratch(problem: Assembly) -> str | None:
-    size = _least_that_solves(problem)
-    if size is None:
-        return None
-    return (
-        f"pass CompilerParams(reduction_scratch_bytes={size}), {size} bytes "
-        f"for relayouts and reductions instead of {problem.scratch_bytes}"
-    )
-
-
-def _least_that_solves(problem: Assembly) -> int | None:
     """The smallest size of scratch that fits and admits an assignment, by bisection."""
     free = problem.free_bytes
     most = _MOST_SCRATCH_BYTES if free is None else min(free, _MOST_SCRATCH_BYTES)
@@ -400,18 +371,19 @@ def _least_that_solves(problem: Assembly) -> int | None:
         sizes.append(2 * sizes[-1])
     sizes = sorted({min(size, most) for size in sizes})
     sizes = [size for size in sizes if size > problem.scratch_bytes]
-    if not sizes:
-        return None
 
     def solves(size: int) -> bool:
         return _solved(problem.network, size) is not None
 
     # Large kernels take seconds. The smallest size usually does, or none.
-    if solves(sizes[0]):
-        return sizes[0]
-    if not solves(sizes[-1]):
+    first = 0 if sizes and solves(sizes[0]) else 1
+    if first >= len(sizes) or (first and not solves(sizes[-1])):
         return None
-    return sizes[bisect.bisect_left(sizes[:-1], True, lo=1, key=solves)]
+    size = sizes[first and bisect.bisect_left(sizes[:-1], True, lo=1, key=solves)]
+    return (
+        f"pass CompilerParams(reduction_scratch_bytes={size}), {size} bytes "
+        f"for relayouts and reductions instead of {problem.scratch_bytes}"
+    )
 
 
 def _other_cast(problem: Assembly, cast: Variable) -> str | None:

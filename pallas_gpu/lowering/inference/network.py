@@ -10,9 +10,10 @@ values of one shape that can exchange layouts: they share their candidates.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +24,13 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
+from pallas_gpu.program.facts import Facts
+from pallas_gpu.program.nodes import Op
 
+# The regions around an operation: for each the operation that runs it, which of its
+# regions it is, and which copy of an unrolled body.
+Path = tuple[tuple[Op, int, int], ...]
+Slot = int | str
 # "splat": one element, repeated; "made": an iota, or a function of deferred values.
 Deferral = Literal["splat", "made"]
 Side = Literal["source", "target"]
@@ -289,21 +296,28 @@ class Move:
     Attributes:
       operand, result: the two variables of the operation.
       relation: the result's layout where registers are only renamed.
-      bits: width of an element, 1 for a bool.
-      weight: how often it runs.
     """
 
     operand: Variable
     result: Variable
     relation: Relation
-    bits: int
-    weight: int
 
 
 class Network:
     """Everything collected from a kernel.
 
     Attributes:
+      sizes: CTAs of a cluster along each axis, by its name.
+      facts: returns what is known of scalars.
+      free: the references whose layout in SMEM is inferred although they share bytes.
+      lead: returns the sizes of the batch axes of an array that the launch adds.
+      approx_math: whether fast approximations are allowed.
+      made: what determines the layout of a result, by path, operation and slot.
+      taken: likewise of an operand.
+      takes: for each operation its operands, by slot.
+      declared: the arrays in memory that scopes declare.
+      steps: the operations in order, as `collect.Step`s.
+      inside: the operations that run the one that is collected.
       weight: how often the operations that are being collected run: the product of the
         trip counts of the enclosing loops, of which each counts at most 8; 8 where it
         is unknown.
@@ -311,71 +325,29 @@ class Network:
       in_warp: whether a single warp executes the operations that are being collected.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        cluster: Mapping[str, int],
+        facts: Callable[[], Facts],
+        free: frozenset[Any] = frozenset(),
+        lead: Callable[[Any], tuple[int, ...]] = lambda var: (),
+        approx_math: bool = False,
+    ) -> None:
+        self.sizes, self.facts = cluster, facts
+        self.free, self.lead, self.approx_math = free, lead, approx_math
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
         self.moves: list[Move] = []
         self.arrays: dict[Memory, Array] = {}
+        self.made: dict[tuple[Path, Op, Slot], Port] = {}
+        self.taken: dict[tuple[Path, Op, Slot], Port] = {}
+        self.takes: dict[Any, list[tuple[Slot, Any, Port]]]
+        self.takes = collections.defaultdict(list)
+        self.declared: dict[tuple[Path, Op, int], Memory] = {}
+        self.steps: list[Any] = []
+        self.inside: tuple[Any, ...] = ()
         self.weight = 1
-        self.uses_wgmma = False
-        self.in_warp = False
-
-    def variable(
-        self,
-        node: Any,
-        shape: tuple[int, ...],
-        bits: int,
-        *,
-        role: str = "",
-        result: tuple[int, ...] | None = None,
-        relation: Relation | None = None,
-        fixed: Placement | None = None,
-        access: Use | None = None,
-        cycles_per_element: float = 0.0,
-        moved_bits: int = 0,
-    ) -> Variable:
-        """Adds a variable.
-
-        Args:
-          node: the operation.
-          shape, bits: of the operand (or of the result if there is none).
-          result: the result's shape where it differs.
-          role, relation, fixed, access, cycles_per_element, moved_bits: see `Variable`.
-        """
-        source = Cell(shape, bits={bits}, in_warp=self.in_warp)
-        target = source
-        if relation is not None:
-            other = shape if result is None else result
-            target = Cell(other, bits={bits}, in_warp=self.in_warp)
-        variable = Variable(
-            len(self.variables),
-            node,
-            role,
-            self.weight,
-            bits,
-            source,
-            target,
-            digest(str(node.key), role),
-            relation,
-            fixed,
-            access,
-            cycles_per_element,
-            moved_bits,
-        )
-        if fixed is not None:
-            source.required[fixed] = None
-        self.variables.append(variable)
-        return variable
-
-    def connect(self, producer: Port, consumer: Port, bits: int) -> None:
-        """Declares that a value leads from one variable to another."""
-        producer.cell.join(consumer.cell)
-        consumer.cell.bits.add(bits)
-        self.edges.append(Edge(producer, consumer, bits, self.weight))
-
-    def move(self, operand: Variable, result: Variable, relation: Relation) -> None:
-        """Declares that an operation renames registers, or else moves their data."""
-        self.moves.append(Move(operand, result, relation, operand.bits, self.weight))
+        self.uses_wgmma = self.in_warp = False
 
     def links(self) -> Iterator[tuple[Cell, Cell, Relation, int]]:
         """Cells whose layouts are related, the relation, and the width of elements."""
@@ -384,26 +356,20 @@ class Network:
                 yield v.source.find(), v.target.find(), v.relation, v.bits
         for m in self.moves:
             cells = m.operand.source.find(), m.result.source.find()
-            yield *cells, m.relation, m.bits
-
-    def use_memory(self, use: Use) -> None:
-        """Records the use of an array in memory."""
-        if use.part.space is not types.GMEM:
-            self.array(use.part).uses.append(use)
+            yield *cells, m.relation, m.operand.bits
 
     def array(self, part: Part) -> Array:
         """The array that a part belongs to."""
-        base = part.base
-        if base not in self.arrays:
-            self.arrays[base] = Array(len(self.arrays), base)
-        return self.arrays[base]
+        found = self.arrays.get(part.base)
+        if found is None:
+            found = self.arrays[part.base] = Array(len(self.arrays), part.base)
+        return found
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterable[Cell]:
         """The representatives of all cells, once each."""
-        seen = dict.fromkeys(
+        return dict.fromkeys(
             cell.find() for v in self.variables for cell in (v.source, v.target)
         )
-        yield from seen
 
 
 def named(node: Any) -> str:

@@ -12,13 +12,17 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
-from pallas_gpu.layouts.moves.reductions import least_scratch_bytes
-from pallas_gpu.layouts.registers.defaults import padded_layout, spread_layout
-from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
+from pallas_gpu.layouts.moves.reductions import plan_reduction
+from pallas_gpu.layouts.registers.defaults import (
+    layout_along,
+    padded_layout,
+    spread_layout,
+)
+from pallas_gpu.layouts.registers.linear import THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import (
     Placement,
     place_registers,
@@ -28,8 +32,19 @@ from pallas_gpu.layouts.registers.placement import (
 # Registers of one array above which a thread spills (255 in all, CUDA C++ Programming
 # Guide, "Compute Capabilities").
 _MAX_REGISTERS = 255
-# The widest access of a thread in bits, and the most elements of a default layout.
-_ACCESS_BITS, _DEFAULT_VECTOR = 128, 4
+
+
+def where_it_fits[**P, T](function: Callable[P, T]) -> Callable[P, T | None]:
+    """Returns a function of layouts, with a cache; None where they do not fit."""
+
+    @functools.lru_cache(maxsize=4096)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return function(*args, **kwargs)
+        except LayoutError:
+            return None
+
+    return cached  # type: ignore[return-value]
 
 
 class Relation:
@@ -52,6 +67,15 @@ class Relation:
 
     def backward(self, layout: Placement) -> Placement | None:
         """An operand's layout that maps to this result; None if none is known."""
+        return None
+
+    def renamed(
+        self, layout: Placement, result: Placement
+    ) -> Iterable[tuple[int, int]] | None:
+        """The registers of an operand that are ones of the result, as pairs.
+
+        None where data has to move between these layouts.
+        """
         return None
 
     def natural(
@@ -87,6 +111,12 @@ class Reshape(Relation):
         before = _reshaped(layout, self.old)
         return None if before is None or self.forward(before) != layout else before
 
+    def renamed(
+        self, layout: Placement, result: Placement
+    ) -> Iterable[tuple[int, int]] | None:
+        same = self.forward(layout) == result
+        return enumerate(range(layout.num_registers)) if same else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Transpose(Relation):
@@ -98,12 +128,16 @@ class Transpose(Relation):
     def requirement(self) -> str:
         return "the layout is linear in the bits of the thread's index"
 
+    @where_it_fits
     def forward(self, layout: Placement) -> Placement | None:
-        return _transposed(layout, self.permutation)
+        if not isinstance(layout, LinearLayout):
+            return None
+        return layout.transpose(self.permutation)
 
     def backward(self, layout: Placement) -> Placement | None:
         order = self.permutation
-        return _transposed(layout, tuple(order.index(a) for a in range(len(order))))
+        inverse = tuple(order.index(a) for a in range(len(order)))
+        return Transpose(inverse).forward(layout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +164,14 @@ class Slice(Relation):
             return None
         whole = repeated(layout, self.shape)
         return None if whole is None or self.forward(whole) is None else whole
+
+    def renamed(
+        self, layout: Placement, result: Placement
+    ) -> Iterable[tuple[int, int]] | None:
+        if not isinstance(layout, LinearLayout) or self.forward(layout) != result:
+            return None
+        chosen = layout.slice_registers(self.starts, self.sizes)
+        return [(own, to) for to, own in enumerate(chosen)]
 
     def natural(
         self, shape: tuple[int, ...], bits: int, threads: int = THREADS
@@ -160,6 +202,13 @@ class Join(Relation):
     def backward(self, layout: Placement) -> Placement | None:
         return _sliced(layout, self.starts, self.old)
 
+    def renamed(
+        self, layout: Placement, result: Placement
+    ) -> Iterable[tuple[int, int]] | None:
+        if not isinstance(result, LinearLayout) or self.backward(result) != layout:
+            return None
+        return enumerate(result.slice_registers(self.starts, self.old))
+
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast(Relation):
@@ -175,8 +224,19 @@ class Broadcast(Relation):
     def requirement(self) -> str:
         return "each thread already holds its elements of the result"
 
+    @where_it_fits
     def backward(self, layout: Placement) -> Placement | None:
-        return _before_broadcast(layout, self)
+        if not isinstance(layout, LinearLayout):
+            return None
+        sizes = dict(zip(self.dims, self.old, strict=True))
+        gone = [a for a, n in enumerate(self.new) if sizes.get(a, 0) != n]
+        units = [
+            i
+            for i, (n, d) in enumerate(zip(self.old, self.dims, strict=True))
+            if n != self.new[d]
+        ]
+        result = layout.reduce(gone) if gone else layout
+        return result.insert_axes(units) if units else result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +253,8 @@ class Reduce(Relation):
         )
 
     def forward(self, layout: Placement) -> Placement | None:
-        return _reduced(layout, self.axes)
+        plan = _reduction(layout, self.axes)
+        return None if plan is None else plan.result
 
     def natural(
         self, shape: tuple[int, ...], bits: int, threads: int = THREADS
@@ -203,7 +264,7 @@ class Reduce(Relation):
         if not kept:
             return
         if math.prod(shape) % (1 << THREAD_BITS) == 0:
-            layout = _spread_warps(shape, tuple(kept), bits)
+            layout = layout_along(shape, tuple(kept), bits)
         else:
             layout = padded_layout(shape, tuple(kept), max(bits, 8))
         if layout is not None:
@@ -214,54 +275,31 @@ class Reduce(Relation):
 
         A `redux` of all lanes counts as shuffles: not all operations have one.
         """
-        lanes, warps, results = reduction_bits(layout, self.axes)
-        words = max(1, bits // 32)
-        cycles = results * lanes * words * (rates.SHUFFLE + 1)
-        if warps:
-            moved = results * words * (1 + (1 << warps)) * rates.SMEM_WAVEFRONT
+        plan = _reduction(layout, self.axes)
+        if plan is None:
+            return 0.0
+        moved: float = len(plan.groups) * plan.length * max(1, bits // 32)
+        cycles = moved * len(plan.lanes) * (rates.SHUFFLE + 1)
+        if plan.warps:
+            moved *= (1 + (1 << len(plan.warps))) * rates.SMEM_WAVEFRONT
             cycles += 4 * moved + 2 * (rates.BARRIER + rates.SMEM_LATENCY)
         return cycles
 
     def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
-        return _reduction_scratch_bytes(layout, self.axes, max(bits, 8))
-
-
-def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, int]:
-    """Lane bits and warp bits along the axes, and the number of partial results."""
-    if not isinstance(layout, LinearLayout):
-        return LANE_BITS, THREAD_BITS - LANE_BITS, 1
-    along = [any(c[a] for a in axes) for c in layout.thread_columns]
-    kept = [a for a in range(layout.rank) if a not in axes]
-    results = len({tuple(o[a] for a in kept) for o in layout.origins})
-    if layout.vector_length > 1 and layout.vector_axis in kept:
-        results *= layout.vector_length
-    return sum(along[:LANE_BITS]), sum(along[LANE_BITS:]), results
+        plan = _reduction(layout, self.axes)
+        return None if plan is None else plan.least_bytes(bits)
 
 
 # --- layouts --------------------------------------------------------------------------
 
 
-def _where_it_fits[**P, T](function: Callable[P, T]) -> Callable[P, T | None]:
-    """Returns a function of layouts, with a cache; None where they do not fit."""
-
-    @functools.lru_cache(maxsize=4096)
-    def cached(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        try:
-            return function(*args, **kwargs)
-        except LayoutError:
-            return None
-
-    return cached  # type: ignore[return-value]
-
-
 # A linear layout of any shape.
-spread = _where_it_fits(spread_layout)
-_reshaped = _where_it_fits(reshape_placement)
-# The least SMEM that a reduction needs.
-_reduction_scratch_bytes = _where_it_fits(least_scratch_bytes)
+spread = where_it_fits(spread_layout)
+_reshaped = where_it_fits(reshape_placement)
+_reduction = where_it_fits(plan_reduction)
 
 
-@_where_it_fits
+@where_it_fits
 def default(shape: tuple[int, ...], bits: int, threads: int = THREADS) -> Placement:
     """The default layout of an array; None if it does not fit registers."""
     return place_registers(default_layout(shape, max(bits, 8), threads), shape)
@@ -293,80 +331,8 @@ def repeated(layout: Placement, shape: tuple[int, ...]) -> LinearLayout | None:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _spread_warps(
-    shape: tuple[int, ...], kept: tuple[int, ...], bits: int
-) -> LinearLayout | None:
-    """Four warps along the kept axes, lanes along the last axis first, vectors too."""
-    last = len(shape) - 1
-    rest = list(shape)
-    vector = 1
-    while vector < min(_DEFAULT_VECTOR, _ACCESS_BITS // bits) and rest[-1] % 2 == 0:
-        vector *= 2
-        rest[-1] //= 2
-    warps = _distribute_bits(rest, reversed(kept), THREAD_BITS - LANE_BITS)
-    lanes = _distribute_bits(rest, reversed(range(len(shape))), LANE_BITS)
-    if sum(warps) + sum(lanes) != THREAD_BITS:
-        return None
-    step = [1] * len(shape)
-    step[last] = vector
-    columns: list[tuple[int, ...]] = []
-    for counts in (lanes, warps):
-        for axis in reversed(range(len(shape))):
-            for _ in range(counts[axis]):
-                columns.append(tuple(step[axis] * (a == axis) for a in range(last + 1)))
-                step[axis] *= 2
-    ranges = (range(0, n, s) for n, s in zip(shape, step, strict=True))
-    origins = list(itertools.product(*ranges))
-    return LinearLayout.create(shape, columns, origins, vector, last)
-
-
-def _distribute_bits(rest: list[int], axes: Iterator[int], count: int) -> list[int]:
-    """Distributes up to `count` bits over axes of even size; halves `rest`."""
-    taken = [0] * len(rest)
-    for axis in axes:
-        while sum(taken) < count and rest[axis] % 2 == 0:
-            rest[axis] //= 2
-            taken[axis] += 1
-    return taken
-
-
-@functools.lru_cache(maxsize=4096)
-def _transposed(layout: Placement, permutation: tuple[int, ...]) -> Placement | None:
-    if not isinstance(layout, LinearLayout):
-        return None
-    return layout.transpose(permutation)
-
-
-@_where_it_fits
+@where_it_fits
 def _sliced(
     layout: Placement, starts: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Placement | None:
     return layout.slice(starts, sizes) if isinstance(layout, LinearLayout) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _reduced(layout: Placement, axes: tuple[int, ...]) -> Placement | None:
-    if not isinstance(layout, LinearLayout):
-        return None
-    kept = [a for a in range(layout.rank) if a not in axes]
-    mixed = any(
-        any(c[a] for a in axes) and any(c[a] for a in kept)
-        for c in layout.thread_columns
-    )
-    return None if mixed or not kept else layout.reduce(axes)
-
-
-@functools.lru_cache(maxsize=4096)
-def _before_broadcast(layout: Placement, relation: Broadcast) -> Placement | None:
-    if not isinstance(layout, LinearLayout):
-        return None
-    sizes = dict(zip(relation.dims, relation.old, strict=True))
-    gone = [a for a, n in enumerate(relation.new) if sizes.get(a, 0) != n]
-    units = [
-        i
-        for i, (n, d) in enumerate(zip(relation.old, relation.dims, strict=True))
-        if n != relation.new[d]
-    ]
-    result = layout.reduce(gone) if gone else layout
-    return result.insert_axes(units) if units else result

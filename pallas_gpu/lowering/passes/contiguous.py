@@ -45,10 +45,10 @@ class Found:
         if a is None or b is None or a[0] != b[0]:
             return Found(None, None)
         both = a[0], math.gcd(a[1], b[1])
-        edges = self.mask_edges
-        if edges is not None and other.mask_edges is not None:
-            return Found(both, edges.union(other.mask_edges))
-        return Found(both, None)
+        edges, others = self.mask_edges, other.mask_edges
+        if edges is None or others is None:
+            return Found(both, None)
+        return Found(both, edges.union(others))
 
 
 def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:

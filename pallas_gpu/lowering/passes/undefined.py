@@ -12,14 +12,15 @@ from pallas_gpu import errors, types
 from pallas_gpu.checks.stores import Stores, read_unwritten
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import slow
+from pallas_gpu.lowering.machine import Build
 
 
-def warn(params: CallParams) -> None:
+def warn(build: Build) -> Build:
     """Warns of results, parts of them or SMEM without a store, or of shared stores.
 
     Results that are arguments too have the value of these where nothing is stored.
     """
-    body = params.jaxpr
+    params, body = build.params, build.params.jaxpr
     aliased = {result for _, result in params.aliases}
     refs = {
         ref: f"result {i} ({types.describe(ref.aval)})"
@@ -53,6 +54,7 @@ def warn(params: CallParams) -> None:
             where or params.defined_at,
         )
     _warn_of_race(params, refs, stores)
+    return build
 
 
 def _warn_of_race(params: CallParams, refs: dict[object, str], stores: Stores) -> None:

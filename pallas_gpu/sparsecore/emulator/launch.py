@@ -22,7 +22,7 @@ from pallas_gpu.program.walk import last_line
 from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
 from pallas_gpu.sparsecore.emulator.semaphores import SemaphoreArray
-from pallas_gpu.sparsecore.lowering import SPARSECORE
+from pallas_gpu.sparsecore.lowering import machine
 from pallas_gpu.sparsecore.types import HBM, MACHINE, SubcoreMeshes
 
 
@@ -204,5 +204,5 @@ def explore_kernel(
 
 
 # The compiler of the same machine is asked first; see `ready`.
-assert SPARSECORE.name == MACHINE
+assert machine.MACHINE == MACHINE
 run.MACHINES[MACHINE] = _run

@@ -5,4 +5,4 @@ Importing this package registers the machine and its rules.
 """
 
 from pallas_gpu.sparsecore.lowering import families as families
-from pallas_gpu.sparsecore.lowering.machine import SPARSECORE as SPARSECORE
+from pallas_gpu.sparsecore.lowering import machine as machine

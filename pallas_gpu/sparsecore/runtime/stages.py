@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu.lowering.machine import Build
-from pallas_gpu.sparsecore.lowering import SPARSECORE
+from pallas_gpu.lowering.machine import Build, add_passes
+from pallas_gpu.sparsecore.lowering import machine
 from pallas_gpu.sparsecore.runtime import offline_compiler
 from pallas_gpu.sparsecore.runtime.custom_call import CustomCall, config_text
 from pallas_gpu.sparsecore.runtime.serialize import serialize
@@ -63,4 +63,4 @@ def _type(aval: Any) -> tuple[tuple[int, ...], str]:
     return tuple(int(n) for n in aval.shape), np.dtype(aval.dtype).name
 
 
-SPARSECORE.passes.update(serialize=serialize_module, compile=compile_offline)
+add_passes(machine.MACHINE, serialize=serialize_module, compile=compile_offline)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu.layouts import Layout
-from pallas_gpu.layouts.moves.reductions import plan_reduction, scratch_bytes
+from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
 
 CASES = {
@@ -51,19 +51,20 @@ def test_folds_and_exchanges_of_the_plan_sum_up_the_reduced_axes(case):
 
 
 def test_rows_of_wgmma_are_reduced_without_scratch():
-    assert scratch_bytes(place(Layout.WGMMA, (64, 32)), (1,), 32) == 0
+    assert plan_reduction(place(Layout.WGMMA, (64, 32)), (1,)).scratch_bytes(32) == 0
 
 
 def test_one_round_has_room_for_all_registers_of_the_result():
     linear = place(Layout.WGMMA, (64, 128))
     plan = plan_reduction(linear, (0,))
-    assert scratch_bytes(linear, (0,), 32) == len(plan.groups) * plan.round_bytes(32)
+    assert plan.scratch_bytes(32) == len(plan.groups) * plan.round_bytes(32)
     assert len(plan.groups) == 16
 
 
 def test_a_bool_takes_a_byte_of_scratch():
     linear = place(Layout.WGMMA, (64, 32))
-    assert scratch_bytes(linear, (0,), 1) == scratch_bytes(linear, (0,), 8) > 0
+    plan = plan_reduction(linear, (0,))
+    assert plan.scratch_bytes(1) == plan.scratch_bytes(8) > 0
 
 
 def test_a_strided_array_without_a_linear_form_reduces_to_a_scalar_only():

@@ -55,7 +55,7 @@ def test_a_rows_cost_decides_where_the_work_is_done(monkeypatch):
     def layout_of_exp(cycles: float):
         row = Row("exp", floating=Case(CASE.emit, cycles))
         rules = registry.rules(registry.RuleKind.RELATION)
-        relation = functools.partial(family._relate, row)
+        relation = functools.partial(family._rule, row)
         monkeypatch.setitem(rules, find_primitive("exp"), relation)
         return infer(body, [array(512)], array(512)).layout("exp")
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.relations import (
@@ -108,14 +109,14 @@ def test_an_axis_of_size_one_is_broadcast():
 def test_a_strided_layout_without_linear_form_is_reduced_only_as_a_whole():
     layout = place(Layout.WG_STRIDED((48, 40), 1), (48, 40))
     assert Reduce((0,)).forward(layout) is None
-    assert relations.reduction_bits(layout, (0, 1)) == (5, 2, 1)
+    plan = plan_reduction(layout, (0, 1))
+    assert (len(plan.lanes), len(plan.warps), len(plan.groups)) == (5, 2, 1)
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,)])
 def test_layouts_for_a_reduction_keep_the_warps_apart(axes):
     for layout in Reduce(axes).natural(SHAPE, 32):
-        _, warps, _ = relations.reduction_bits(layout, axes)
-        assert warps == 0
+        assert not plan_reduction(layout, axes).warps
         assert Reduce(axes).forward(layout) is not None
 
 
@@ -130,4 +131,4 @@ def test_reductions_across_warps_cost_more():
 def test_a_reduction_of_an_odd_shape_may_keep_its_warps_apart():
     (layout,) = relations.Reduce((1,)).natural((7, 1001), 32)
     assert layout.is_padded
-    assert relations.reduction_bits(layout, (1,))[1] == 0
+    assert not plan_reduction(layout, (1,)).warps

@@ -9,15 +9,13 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.emitters.copies import im2col
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
 from pallas_gpu.lowering.references import i32, index_value
 from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.copies import im2col as primitives
 
 
 def _scalars(ctx: RuleContext, values: Any) -> list[ir.Value]:
-    found = (i32(index_value(x)) for x in values)
-    return [ctx.builder.i32(x) if isinstance(x, int) else x for x in found]
+    return [ctx.builder.i32(i32(index_value(x))) for x in values]
 
 
 @emits(primitives.copy_im2col_p, dst="im2col")
@@ -28,8 +26,8 @@ def _copy(
         windows,
         ctx.view(src),
         ctx.view(dst),
-        barrier_pointer(ctx, barrier),
+        ctx.view(barrier),
         _scalars(ctx, start),
         _scalars(ctx, offsets),
-        predicate_value(predicate),
+        ctx.argument(predicate),
     )

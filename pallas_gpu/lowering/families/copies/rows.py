@@ -8,7 +8,6 @@ from pallas_gpu.emitters.copies import rows as emitter
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
-from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives import rows as primitives
@@ -22,8 +21,8 @@ def _gather(ctx: RuleContext, src, dst, rows, barrier, predicate) -> None:
         source,
         ctx.operand(rows, "rows"),
         target,
-        cp_async.barrier_of(ctx, barrier),
-        predicate_value(predicate),
+        ctx.argument(barrier),
+        ctx.argument(predicate),
     )
     if plan is not None:
         slow.copied_by_threads(
@@ -34,7 +33,7 @@ def _gather(ctx: RuleContext, src, dst, rows, barrier, predicate) -> None:
 @emits(primitives.scatter_rows_p)
 def _scatter(ctx: RuleContext, src, dst, rows, predicate) -> None:
     held = ctx.operand(rows, "rows")
-    emitter.scatter(ctx.view(src), ctx.view(dst), held, predicate_value(predicate))
+    emitter.scatter(ctx.view(src), ctx.view(dst), held, ctx.argument(predicate))
     # All threads have copies of their own, and each closes its group.
     cp_async.close_group(ctx)
 

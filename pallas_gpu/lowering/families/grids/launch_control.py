@@ -15,7 +15,6 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.grids import launch_control
 from pallas_gpu.emitters.smem import slice_pointer
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.references import I32, Reference
 from pallas_gpu.lowering.rules import emits
 from pallas_gpu.primitives.grids.launch_control import (
@@ -51,7 +50,7 @@ def _conditions(ctx: RuleContext) -> tuple[ir.Value, ir.Value]:
 
 @emits(try_cluster_cancel_p, result="store")
 def _request(ctx: RuleContext, result: Reference, barrier: Reference) -> None:
-    answer, pointer = slice_pointer(ctx.view(result)), barrier_pointer(ctx, barrier)
+    answer, pointer = slice_pointer(ctx.view(result)), ctx.view(barrier)
     arms, asks = _conditions(ctx)
     launch_control.request(
         answer, pointer, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster

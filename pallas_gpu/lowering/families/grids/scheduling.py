@@ -8,29 +8,19 @@ from typing import Any
 
 from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters.grids import scheduling
-from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
-from pallas_gpu.lowering.references import I32, Reference
+from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits
 from pallas_gpu.memory.workspace import POSITIONS
-from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
+from pallas_gpu.primitives.grids.scheduling import claim_p
 
 
 @emits(claim_p)
 def _claim(ctx: RuleContext, predicate: Any) -> list[Any]:
-    params, predicate = ctx.kernel.params, predicate_value(predicate)
+    params = ctx.kernel.params
     instances = math.prod(axis.size for axis in params.batch)
     launched = math.prod(ctx.builder.spec.grid) // math.prod(params.mesh.cluster)
     counter = ctx.builder.buffers[workspace.handle(ctx.kernel, POSITIONS).buffer_index]
-    claimed = scheduling.claim(counter, launched // instances, predicate)
+    claimed = scheduling.claim(counter, launched // instances, ctx.argument(predicate))
     return [elementwise.scalar(claimed, I32)]
-
-
-@emits(publish_p, dst="store")
-def _publish(
-    ctx: RuleContext, position: Any, dst: Reference, barrier: Reference, predicate: Any
-) -> None:
-    position, pointer = vals.scalar_value(position), barrier_pointer(ctx, barrier)
-    scheduling.publish(position, ctx.view(dst), pointer, predicate_value(predicate))

@@ -17,8 +17,8 @@ from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference.collect import Node, Slot, Symbol
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.inference.collect import Node, Slot
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives.moves.lanes import KINDS, PRIMITIVES
 
 
@@ -27,58 +27,56 @@ def _layout(shape: tuple[int, ...], threads: int) -> LinearLayout:
 
 
 def _make(name: str) -> Any:
-    def rule(ctx: RuleContext, *invals: Any) -> Any:
-        operands = ctx.operands(invals)
-        x = operands["x"]
-        layout = _layout(x.shape, ctx.builder.issuer_threads)
-        arrays = [
-            in_layout(ctx, operands[slot], slot, layout)
-            for slot in ("x", "lane")
-            if slot in operands
-        ]
-        params = {k: v for k, v in ctx.eqn.params.items() if k != "tree"}
+    def rule(on: RuleContext | Node, *invals: Any) -> Any:
+        slots = [slot for slot in ("x", "lane") if slot in on.op.operands]
+        operands, (aval,) = on.named(slots, invals), on.op.results
+        x = operands[0]
+        layout = made = _layout(x.shape, threads_of(on))
+        if not KINDS[name].of_lanes and aval.shape:
+            made = layout.reduce(len(x.shape) - 1)
+        given = zip(operands, slots, strict=True)
+        arrays = [in_layout(on, x, slot, layout, "lanes") for x, slot in given]
+        if isinstance(on, Node):
+            if not aval.shape:
+                return on.scalar(aval)
+            return on.make(on.variable(aval, "lanes", fixed=made), aval)
+        params = {k: v for k, v in on.eqn.params.items() if k != "tree"}
         values = [
             lanes.EMITTERS[name](value, x.dtype, *others, **params)
             for value, *others in zip(*(a.values for a in arrays), strict=True)
         ]
-        dtype = np.dtype(ctx.out_aval.dtype)
-        if not KINDS[name].of_lanes:
-            if len(x.shape) == 1:
-                return regs.Splat(dtypes.extract(values[0], 0), dtype, ())
-            layout = layout.reduce(len(x.shape) - 1)
-        result = regs.RegisterArray(tuple(values), layout, dtype)
-        return ctx.result(result, 0)
+        dtype = np.dtype(aval.dtype)
+        if not aval.shape:
+            return regs.Splat(dtypes.extract(values[0], 0), dtype, ())
+        return on.result(regs.RegisterArray(tuple(values), made, dtype), 0)
 
     return rule
 
 
+def threads_of(on: RuleContext | Node) -> int:
+    """Returns how many threads execute an operation: of a warpgroup or a warp."""
+    if isinstance(on, Node):
+        return WARP_LANES if on.network.in_warp else THREADS
+    return on.builder.issuer_threads
+
+
 def in_layout(
-    ctx: RuleContext, x: Any, slot: Slot, layout: LinearLayout
-) -> regs.RegisterArray:
+    on: RuleContext | Node, x: Any, slot: Slot, layout: LinearLayout, role: str
+) -> Any:
     """Returns an operand in a layout that the operation requires."""
+    if isinstance(on, Node):
+        if x.shape:
+            on.take(x, on.variable(x, role, fixed=layout), slot)
+        return x
     if vals.is_scalar(x):
         x = vals.as_shape(x, layout.shape)
-    x = ctx.operand(x, slot)
+    x = on.operand(x, slot)
     if isinstance(x, regs.Deferred):
-        x = agreement.in_layout(ctx.kernel, x, layout, repeats_chosen=True)
+        x = agreement.in_layout(on.kernel, x, layout, repeats_chosen=True)
     if isinstance(x, regs.Deferred):
         return x.materialize(layout)
-    return scratch.relayouted(ctx.kernel, x, layout)
-
-
-def _relate(node: Node, *_: Any) -> Symbol:
-    operands, (aval,) = node.operands, node.op.results
-    x = operands["x"]
-    layout = _layout(x.shape, WARP_LANES if node.network.in_warp else THREADS)
-    for slot, operand in operands.items():
-        if operand.shape:
-            node.take(operand, node.variable(operand, "lanes", fixed=layout), slot)
-    if not aval.shape:
-        return node.scalar(aval)
-    made = layout if aval.shape == x.shape else layout.reduce(len(x.shape) - 1)
-    return node.make(node.variable(aval, "lanes", fixed=made), aval)
+    return scratch.relayouted(on.kernel, x, layout)
 
 
 for _name, _primitive in PRIMITIVES.items():
-    emits(_primitive)(_make(_name))
-    relates(_primitive)(_relate)
+    emits_and_relates(_primitive)(_make(_name))

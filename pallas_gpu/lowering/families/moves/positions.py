@@ -14,46 +14,25 @@ from pallas_gpu.emitters.moves import gather, image, scatter
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
 
-# --- gathers --------------------------------------------------------------------------
 
-
-@emits(gather_positions_p)
-def _gather(ctx: RuleContext, x: Any, index: Any, fill: Any) -> Any:
-    x, index = ctx.placed(x, "x"), ctx.placed(index, "index")
-    fill = regs.splat(vals.scalar_value(fill), x.dtype, index.shape)
-    room = scratch.for_data(ctx.kernel, image.size_bytes(math.prod(x.shape), x.dtype))
-    return gather.gather(x, index, fill.materialize(index.layout), room)
-
-
-@relates(gather_positions_p)
-def _relate_gather(node: Node, x: Symbol, index: Symbol) -> Symbol:
+@emits_and_relates(gather_positions_p)
+def _gather(on: RuleContext | Node, x: Any, index: Any, fill: Any) -> Any:
     """Index and result have one layout; the array may have any."""
-    (aval,) = node.op.results
-    made = node.variable(aval, moved_bits=max(x.bits, 8))
-    node.take(x, node.variable(x, "array", moved_bits=max(x.bits, 8)), "x")
-    node.take(index, made, "index")
-    return node.make(made, aval)
-
-
-@relates(scatter_positions_p)
-def _relate_scatter(node: Node, x: Symbol, index: Symbol, updates: Symbol) -> Symbol:
-    """Index and updates have one layout, the array and the result another."""
-    (aval,) = node.op.results
-    bits = max(x.bits, 8)
-    taken = node.variable(index, "updates", moved_bits=bits)
-    node.take(index, taken, "index")
-    node.take(updates, taken, "updates")
-    made = node.variable(x, moved_bits=bits)
-    node.take(x, made, "x")
-    return node.make(made, aval)
-
-
-# --- scatters -------------------------------------------------------------------------
+    if isinstance(on, Node):
+        bits, (aval,) = max(x.bits, 8), on.op.results
+        made = on.variable(aval, moved_bits=bits)
+        on.take(x, on.variable(x, "array", moved_bits=bits), "x")
+        on.take(index, made, "index")
+        return on.make(made, aval)
+    x, index = on.placed(x, "x"), on.placed(index, "index")
+    fill = regs.splat(vals.scalar_value(fill), x.dtype, index.shape)
+    room = scratch.for_data(on.kernel, image.size_bytes(math.prod(x.shape), x.dtype))
+    return gather.gather(x, index, fill.materialize(index.layout), room)
 
 
 @registry.checks(scatter_positions_p)
@@ -63,15 +42,24 @@ def _check_scatter(op: Any, mesh: Any) -> None:
         table.lookup(op.params["kind"]).require_combining(dtype)
 
 
-@emits(scatter_positions_p)
+@emits_and_relates(scatter_positions_p)
 def _scatter(
-    ctx: RuleContext, x: Any, updates: Any, index: Any, *, kind: Any, unique: bool
+    on: RuleContext | Node, x: Any, updates: Any, index: Any, *, kind, unique
 ) -> Any:
-    x, updates = ctx.placed(x, "x"), ctx.placed(updates, "updates")
-    index = ctx.placed(index, "index")
-    updates = scratch.relayouted(ctx.kernel, updates, index.layout)
+    """Index and updates have one layout, the array and the result another."""
+    if isinstance(on, Node):
+        bits, (aval,) = max(x.bits, 8), on.op.results
+        taken = on.variable(index, "updates", moved_bits=bits)
+        on.take(index, taken, "index")
+        on.take(updates, taken, "updates")
+        made = on.variable(x, moved_bits=bits)
+        on.take(x, made, "x")
+        return on.make(made, aval)
+    x, updates = on.placed(x, "x"), on.placed(updates, "updates")
+    index = on.placed(index, "index")
+    updates = scratch.relayouted(on.kernel, updates, index.layout)
     wanted = scatter.wanted_bytes(
         math.prod(x.shape), math.prod(index.shape), x.dtype, unique
     )
-    room = scratch.for_data(ctx.kernel, wanted)
+    room = scratch.for_data(on.kernel, wanted)
     return scatter.scatter(kind, x, index, updates, room, unique=unique)

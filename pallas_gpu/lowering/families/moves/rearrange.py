@@ -2,17 +2,20 @@
 """The operation that moves the elements of arrays through scratch in SMEM.
 
 It executes the plans of `layouts/moves/rearrange.py`: for reshapes, slices,
-concatenations and others. Where the layouts permit it, registers are renamed instead.
+concatenations and others. Where the layouts permit it, registers are renamed instead. A
+rule says what moves; it is both the emit rule and the relation of its primitive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
+from pallas_gpu import errors
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import image
@@ -21,69 +24,95 @@ from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-
-# From operands in registers and the result's layout, where it is assigned, to the
-# result; None if data moves.
-Rename = Callable[[Sequence[regs.RegisterArray], Placement | None], Any]
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.inference.network import Move
+from pallas_gpu.lowering.inference.relations import Relation
 
 
 def moved(
-    ctx: RuleContext,
+    on: RuleContext | Node,
     plan: Rearrangement,
     operands: Sequence[Any],
+    aval: Any,
     *,
     starts: Sequence[ir.Value] = (),
     other: Any = None,
-    rename: Rename | None = None,
+    renames: Sequence[Relation] = (),
     slot: str = "moved",
-) -> regs.RegisterArray:
-    """Moves arrays through scratch, which grows for it.
+) -> Any:
+    """Moves arrays through scratch, which grows for it, or declares that it does.
 
     Where no layout is assigned, the result has that of an array of its shape, or else
     the default one.
 
     Args:
+      aval: the result's type.
       starts: the dynamic starts of the plan.
-      other: what the elements are that the plan leaves out.
-      rename: returns the result if it consists of registers of the operands.
-      slot: as in `related_moved`.
+      other: what the elements are that the plan leaves out: an array, or a scalar.
+      renames: for each operand how its registers are renamed; empty if data always
+        moves.
+      slot: names the result and its operands.
     """
-    target = ctx.target(slot)
-    held = [ctx.placed(x, f"{slot} {i}") for i, x in enumerate(operands)]
-    if rename is not None and (result := rename(held, target)) is not None:
-        return result
+    if isinstance(on, Node):
+        return _related(on, operands, aval, other, renames, slot)
+    target = on.target(slot)
+    if renames and target is None:
+        operands = _in_one_layout(operands)
+    held = [on.placed(x, f"{slot} {i}") for i, x in enumerate(operands)]
+    if renames and (renamed := _renamed(renames, held, target)) is not None:
+        return renamed
     if other is not None:
-        placed = ctx.operand if isinstance(other, regs.Splat) else ctx.placed
+        other = vals.as_shape(other, plan.shape)
+        placed = on.operand if isinstance(other, regs.Splat) else on.placed
         other = placed(other, f"{slot} other")
     if target is None:
-        same = (x.layout for x in (other, *held) if _is_held(x, plan.shape))
+        arrays = (x for x in (other, *held) if isinstance(x, regs.RegisterArray))
+        same = (x.layout for x in arrays if x.shape == plan.shape)
         default = default_placement(plan.shape, dtypes.bits(held[0].dtype))
         target = next(same, default)
-    return through_scratch(ctx.kernel, plan, held, starts, other, target)
+    return through_scratch(on.kernel, plan, held, starts, other, target)
 
 
-def _is_held(x: Any, shape: tuple[int, ...]) -> bool:
-    return isinstance(x, regs.RegisterArray) and x.shape == shape
+def _in_one_layout(operands: Sequence[Any]) -> list[Any]:
+    """Deferred arrays in the layout of the first other one, if no data moves."""
+    found = list(operands)
+    first = next((x for x in operands if isinstance(x, regs.RegisterArray)), None)
+    for i, x in enumerate(operands):
+        if first is not None and isinstance(x, regs.Deferred):
+            with contextlib.suppress(errors.LayoutError):
+                found[i] = x.materialize(first.layout)
+    return found
 
 
-def related_moved(
+def _renamed(
+    renames: Sequence[Relation],
+    held: Sequence[regs.RegisterArray],
+    target: Placement | None,
+) -> regs.RegisterArray | None:
+    """The registers of the operands as those of the result; None if data moves."""
+    layout = target or renames[0].forward(held[0].layout)
+    if layout is None:
+        return None
+    values: dict[int, ir.Value] = {}
+    for relation, x in zip(renames, held, strict=True):
+        pairs = relation.renamed(x.layout, layout)
+        if pairs is None:
+            return None
+        values.update((to, x.values[own]) for own, to in pairs)
+    ordered = tuple(values[r] for r in range(layout.num_registers))
+    return regs.RegisterArray(ordered, layout, held[0].dtype)
+
+
+def _related(
     node: Node,
-    operands: Sequence[Symbol],
+    operands: Sequence[Any],
     aval: Any,
-    *,
-    other: Symbol | None = None,
-    renames: Sequence[relations.Relation] = (),
-    slot: str = "moved",
-) -> Symbol:
-    """The relation of `moved`.
-
-    Args:
-      aval: the result's type.
-      renames: for each operand how registers are renamed; empty if data always moves.
-    """
+    other: Any,
+    renames: Sequence[Relation],
+    slot: str,
+) -> Any:
     moved_bits = 0 if renames else max(dtypes.bits(np.dtype(aval.dtype)), 8)
     made = node.variable(aval, "" if slot == "moved" else slot, moved_bits=moved_bits)
     for i, x in enumerate(operands):
@@ -92,7 +121,7 @@ def related_moved(
         taken = node.variable(x, role, moved_bits=moved_bits)
         node.take(x, taken, f"{slot} {i}")
         if renames:
-            node.network.move(taken, made, renames[i])
+            node.network.moves.append(Move(taken, made, renames[i]))
     if other is not None:
         node.taken(other, made, f"{slot} other")
     return node.make(made, aval, slot)

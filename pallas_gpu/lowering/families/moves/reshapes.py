@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,75 +15,50 @@ from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.rearrange import (
-    moved,
-    related_moved,
-    through_scratch,
-)
+from pallas_gpu.lowering.families.moves.rearrange import moved, through_scratch
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import emits_and_relates
 
 
-@emits("reshape")
-def _reshape(ctx: RuleContext, x: Any, *, dimensions: Any) -> Any:
-    return _array_in_shape(ctx, x, dimensions)
+@emits_and_relates("reshape")
+def _reshape(on: RuleContext | Node, x: Any, *, dimensions: Any) -> Any:
+    return _in_shape(on, x, dimensions)
 
 
-@emits("squeeze")
-def _array_in_shape(ctx: RuleContext, x: Any, dimensions: Any = None) -> Any:
-    shape = ctx.out_aval.shape
-    if isinstance(x, regs.Splat):
-        return regs.reshape(x, shape)
-    if not shape:
-        return _element(ctx.kernel, ctx.placed(x, "element"))
-    if _permutes(x.shape, dimensions):
-        return moved(ctx, plans.reshape(x.shape, shape, dimensions), [x])
-    if x.shape == shape:
-        return x
-    if ctx.target("moved") is None:
-        with contextlib.suppress(errors.LayoutError):
-            return regs.reshape(ctx.operand(x), shape)
-    rename = functools.partial(_renamed, shape)
-    return moved(ctx, plans.reshape(x.shape, shape), [x], rename=rename)
-
-
-def _renamed(
-    shape: tuple[int, ...],
-    held: Sequence[regs.RegisterArray],
-    target: Placement | None,
-) -> Any:
-    """The array with its registers renamed; None if data moves."""
-    renamed = relations.Reshape(held[0].shape, shape).forward(held[0].layout)
-    if renamed is None or target not in (None, renamed):
-        return None
-    return regs.reshape(held[0], shape)
-
-
-@relates("reshape")
-def _relate_reshape(node: Node, x: Symbol, *, dimensions: Any) -> Symbol:
-    return _related_shape(node, x, dimensions)
-
-
-@relates("squeeze")
-def _related_shape(node: Node, x: Symbol, dimensions: Any = None) -> Symbol:
-    """Axes of size one are inserted and removed in any layout."""
-    (aval,) = node.op.results
+@emits_and_relates("squeeze")
+def _in_shape(on: RuleContext | Node, x: Any, dimensions: Any = None) -> Any:
+    (aval,) = on.op.results
     old, new = x.shape, tuple(aval.shape)
-    if not old or x.deferred == "splat":
-        return node.defer("splat", aval) if new else node.scalar(aval)
+    if on.is_splat(x):
+        return on.splat(x, aval)
     if not new:
-        variable = node.variable(x, moved_bits=max(x.bits, 8))
-        node.take(x, variable, "element")
-        return node.scalar(aval)
+        return _element(on, x)
     if _permutes(old, dimensions):
-        return related_moved(node, [x], aval)
+        return moved(on, plans.reshape(old, new, dimensions), [x], aval)
     if old == new:
         return x
     relation = relations.Reshape(old, new)
-    if [n for n in old if n != 1] == [n for n in new if n != 1]:
-        return node.related(x, aval, relation)
-    return related_moved(node, [x], aval, renames=[relation])
+    if (kept := _in_place(on, x, aval, relation)) is not None:
+        return kept
+    return moved(on, plans.reshape(old, new), [x], aval, renames=[relation])
+
+
+def _in_place(
+    on: RuleContext | Node, x: Any, aval: Any, relation: relations.Reshape
+) -> Any:
+    """The result if its layout follows from the operand's; None if data may move.
+
+    Axes of size one are inserted and removed in any layout.
+    """
+    old, new = relation.old, relation.new
+    if isinstance(on, Node):
+        same = [n for n in old if n != 1] == [n for n in new if n != 1]
+        return on.related(x, aval, relation) if same else None
+    if on.target("moved") is None:
+        with contextlib.suppress(errors.LayoutError):
+            return regs.reshape(on.operand(x), new)
+    return None
 
 
 def _permutes(shape: Sequence[int], dimensions: Sequence[int] | None) -> bool:
@@ -93,12 +67,17 @@ def _permutes(shape: Sequence[int], dimensions: Sequence[int] | None) -> bool:
     return kept != sorted(kept)
 
 
-def _element(kernel: Any, x: regs.RegisterArray) -> regs.Splat:
+def _element(on: RuleContext | Node, x: Any) -> Any:
     """The element of an array of one: each thread has it, if not in its layout."""
+    if isinstance(on, Node):
+        variable = on.variable(x, moved_bits=max(x.bits, 8))
+        on.take(x, variable, "element")
+        return on.scalar(on.op.results[0])
+    x = on.placed(x, "element")
     shape = x.shape
     if not _is_everywhere(x.layout):
-        target = default_placement(shape, dtypes.bits(x.dtype))
-        x = through_scratch(kernel, plans.reshape(shape, shape), [x], (), None, target)
+        target, plan = default_placement(shape, dtypes.bits(x.dtype)), plans.reshape
+        x = through_scratch(on.kernel, plan(shape, shape), [x], (), None, target)
     return regs.splat(dtypes.extract(x.values[0], 0), x.dtype)
 
 

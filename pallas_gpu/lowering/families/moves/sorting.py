@@ -8,14 +8,13 @@ from typing import Any
 
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import network
-from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.divided import divided_layout
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.lanes import in_layout
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.families.moves.lanes import in_layout, threads_of
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives.moves.sorting import sort_network_p
 
 # Elements of a row that a thread sorts by itself, if lanes could have them instead: the
@@ -38,33 +37,24 @@ def _elements(shape: tuple[int, ...], axis: int, threads: int) -> int:
     return max(min(size // min(fewest, size), _MOST_UNROLLED), least, 1)
 
 
-def _layout(shape: tuple[int, ...], axis: int, threads: int) -> LinearLayout:
+@emits_and_relates(sort_network_p)
+def _sort_network(on: RuleContext | Node, *arrays: Any) -> list[Any]:
+    axis, n_keys = on.op.params["axis"], on.op.params["n_keys"]
+    shape, threads = tuple(arrays[0].shape), threads_of(on)
     elements = _elements(shape, axis, threads)
-    return divided_layout(tuple(shape), axis, elements, threads)
-
-
-@emits(sort_network_p)
-def _sort_network(ctx: RuleContext, *arrays: Any) -> list[Any]:
-    axis, n_keys = ctx.eqn.params["axis"], ctx.eqn.params["n_keys"]
-    shape, threads = arrays[0].shape, ctx.builder.issuer_threads
-    elements, layout = _elements(shape, axis, threads), _layout(shape, axis, threads)
-    placed = [in_layout(ctx, x, i, layout) for i, x in enumerate(arrays)]
+    layout = divided_layout(shape, axis, elements, threads)
+    if isinstance(on, Node):
+        results = []
+        for i, (x, aval) in enumerate(zip(arrays, on.op.results, strict=True)):
+            variable = on.variable(x, "sorted", fixed=layout)
+            on.take(x, variable, i)
+            results.append(on.make(variable, aval, i))
+        return results
+    placed = [in_layout(on, x, i, layout, "sorted") for i, x in enumerate(arrays)]
     room = None
     if shape[axis] > elements * WARP_LANES:
         bits = sum(max(dtypes.bits(x.dtype), 32) for x in placed)
         words = min(layout.num_registers * bits // 32, network.MOST_WORDS)
-        room = scratch.for_data(ctx.kernel, words * 4 * THREADS)
-    results = network.sort(placed, axis, n_keys, elements, room)
-    return [ctx.result(x, i) for i, x in enumerate(results)]
-
-
-@relates(sort_network_p)
-def _relate(node: Node, *arrays: Symbol) -> list[Symbol]:
-    threads = WARP_LANES if node.network.in_warp else THREADS
-    layout = _layout(arrays[0].shape, node.params["axis"], threads)
-    results = []
-    for i, (x, aval) in enumerate(zip(arrays, node.op.results, strict=True)):
-        variable = node.variable(x, "sorted", fixed=layout)
-        node.take(x, variable, i)
-        results.append(node.make(variable, aval, i))
-    return results
+        room = scratch.for_data(on.kernel, words * 4 * THREADS)
+    sorted_ = network.sort(placed, axis, n_keys, elements, room)
+    return [on.result(x, i) for i, x in enumerate(sorted_)]

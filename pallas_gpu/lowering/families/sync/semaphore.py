@@ -41,7 +41,7 @@ def _signalled(ctx: RuleContext, semaphore: Reference, inc: Any) -> emitter.Sign
 
 def _order_aliases(ctx: RuleContext) -> None:
     """Orders what the issuer has accessed, or will, with multimem addresses of it."""
-    if ctx.kernel.traits.multicasts and ctx.builder.spec.devices > 1:
+    if ctx.builder.spec.multicasts and ctx.builder.spec.devices > 1:
         multimem.fence_alias()
 
 

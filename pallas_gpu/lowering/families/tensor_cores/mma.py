@@ -14,22 +14,31 @@ from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import emits_and_relates
 from pallas_gpu.primitives.tensor_cores import mma as primitives
 
 _ROLES = ("accumulator", "left operand", "right operand")
 _NAMES = ("acc", "a", "b")
 
 
-@emits(primitives.mma_p)
-def _mma(ctx: RuleContext, acc: Any, a: Any, b: Any) -> Any:
+@emits_and_relates(primitives.mma_p)
+def _mma(on: RuleContext | Node, acc: Any, a: Any, b: Any) -> Any:
+    if isinstance(on, Node):
+        layouts = _layouts(_best(acc, a, b))
+        made = [
+            on.variable(x, role, fixed=place(layout, x.shape))
+            for x, layout, role in zip((acc, a, b), layouts, _ROLES, strict=True)
+        ]
+        for x, variable, name in zip((acc, a, b), made, _NAMES, strict=True):
+            on.take(x, variable, name)
+        return on.make(made[0], acc)
     operands = zip((acc, a, b), _NAMES, strict=True)
-    given = [ctx.operand(x, name) for x, name in operands]
-    reason = ctx.eqn.params.get("reason")
+    given = [on.operand(x, name) for x, name in operands]
+    reason = on.eqn.params.get("reason")
     if reason is not None:
         shown = " times ".join(f"{x.dtype}{list(x.shape)}" for x in given[1:])
-        slow.warn(reason.what, shown, reason.hint, ctx.kernel.where)
+        slow.warn(reason.what, shown, reason.hint, on.kernel.where)
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)
@@ -49,30 +58,19 @@ def _in_layouts(given: list[Any]) -> list[Any]:
             for x, layout in zip(given, _layouts(shape), strict=True)
         )
     )
-    chosen = next(fitting, None) or MmaShape.best(m, n, k, bits)
-    assert chosen is not None  # the public function refuses other shapes
+    chosen = next(fitting, None) or _best(*given)
     return [
         x.materialize(layout) if isinstance(x, regs.Deferred) else x
         for x, layout in zip(given, _layouts(chosen), strict=True)
     ]
 
 
+def _best(acc: Any, a: Any, b: Any) -> MmaShape:
+    (m, n), k = acc.shape, b.shape[0]
+    shape = MmaShape.best(m, n, k, dtypes.stored_bits(np.dtype(a.dtype)))
+    assert shape is not None  # the public function refuses other shapes
+    return shape
+
+
 def _layouts(shape: MmaShape) -> tuple[Any, ...]:
     return shape.acc, shape.lhs, shape.rhs
-
-
-@relates(primitives.mma_p)
-def _relate(node: Node, acc: Symbol, a: Symbol, b: Symbol) -> Symbol:
-    given = acc, a, b
-    bits = dtypes.stored_bits(np.dtype(a.dtype))
-    (m, n), k = acc.shape, b.shape[0]
-    shape = MmaShape.best(m, n, k, bits)
-    assert shape is not None  # the public function refuses other shapes
-    made = None
-    layouts = _layouts(shape)
-    for name, x, layout, role in zip(_NAMES, given, layouts, _ROLES, strict=True):
-        variable = node.variable(x, role, fixed=place(layout, x.shape))
-        node.take(x, variable, name)
-        made = made or variable
-    assert made is not None
-    return node.make(made, acc)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import arch
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.tensor_cores import wgmma
@@ -18,9 +19,8 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Variable
 from pallas_gpu.lowering.references import Reference
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, emits_and_relates
 from pallas_gpu.primitives.tensor_cores import wgmma as primitives
-from pallas_gpu.program.nodes import Access
 
 # --- accumulators ---------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ from pallas_gpu.program.nodes import Access
 def new_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
     """Adds an accumulator of zeros to the register state."""
     dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
-    zero = vals.constant(0, dtype)
+    zero = elementwise.scalar(0, dtype)
     zeros = _as_accumulator(zero, shape)
     handle = vals.AccumulatorHandle((ctx.eqn, i), shape, dtype, zeros)
     ctx.kernel.state[handle.key] = zeros
@@ -45,11 +45,19 @@ def _as_accumulator(value: Any, shape: tuple[int, ...]) -> regs.RegisterArray:
     return grouped
 
 
-def read_accumulator(ctx: RuleContext, ref: Reference, wait_n: int | None) -> Any:
+@emits_and_relates(primitives.accumulator_load_p)
+def _accumulator_load(on: RuleContext | Node, acc: Any, *, wait_n: int | None) -> Any:
+    return read_accumulator(on, acc, wait_n)
+
+
+def read_accumulator(on: RuleContext | Node, ref: Any, wait_n: int | None) -> Any:
     """Returns the values of an accumulator or of a part of its columns."""
+    if isinstance(on, Node):
+        aval = jax.ShapeDtypeStruct(ref.window.shape, ref.buffer.dtype)
+        return on.make(accumulator(on, aval), aval)
     if wait_n is not None:
         wgmma.wait(wait_n)
-    kernel, handle = ctx.kernel, ref.handle
+    kernel, handle = on.kernel, ref.handle
     fenced = wgmma.fence_accumulator(kernel.state[handle.key])
     kernel.state[handle.key] = kernel.settled[handle.key] = fenced
     # The check pass refuses dynamic parts and transposes.
@@ -75,68 +83,44 @@ def write_accumulator(
     kernel.state[handle.key] = kernel.settled[handle.key] = stored
 
 
-@emits(primitives.accumulator_load_p)
-def _accumulator_load(ctx: RuleContext, acc: Reference, *, wait_n: int | None) -> Any:
-    return read_accumulator(ctx, acc, wait_n)
-
-
-def related_read(node: Node, access: Access) -> Symbol:
-    """The values of an accumulator or of a part of its columns."""
-    aval = jax.ShapeDtypeStruct(access.window.shape, access.buffer.dtype)
-    return node.make(_accumulator(node, aval), aval)
-
-
-def related_write(node: Node, access: Access, value: Symbol) -> None:
-    """A store to a whole accumulator."""
-    variable = _accumulator(node, access.buffer.aval)
-    node.taken(value, variable, "stored")
-
-
-def _accumulator(node: Node, aval: Any) -> Variable:
+def accumulator(node: Node, aval: Any) -> Variable:
+    """Adds a variable for an accumulator."""
     fixed = place_registers(Layout.WGMMA, tuple(aval.shape))
     return node.variable(aval, "accumulator", fixed=fixed)
-
-
-@relates(primitives.accumulator_load_p)
-def _relate_accumulator_load(node: Node, acc: Access) -> Symbol:
-    return related_read(node, acc)
-
-
-@relates(primitives.wgmma_p)
-def _relate_wgmma(node: Node, acc: Access, a: Any, b: Access) -> None:
-    node.network.uses_wgmma = True
-    shape = jax.ShapeDtypeStruct(acc.window.shape, acc.buffer.dtype)
-    _accumulator(node, shape)
-    if isinstance(a, Symbol):
-        left = place_registers(wgmma.left_layout(a.bits), a.shape)
-        node.take(a, node.variable(a, "left operand", fixed=left), "a")
-    else:
-        node.use(node.part(a), "a")
-    node.use(node.part(b), "b")
 
 
 # --- products -------------------------------------------------------------------------
 
 
-@emits(primitives.wgmma_p)
-def _wgmma(ctx: RuleContext, acc: Reference, a: Any, b: Any) -> None:
+@emits_and_relates(primitives.wgmma_p)
+def _wgmma(on: RuleContext | Node, acc: Any, a: Any, b: Any) -> None:
     """Adds a product to an accumulator or to a part of its columns."""
+    if isinstance(on, Node):
+        on.network.uses_wgmma = True
+        accumulator(on, jax.ShapeDtypeStruct(acc.window.shape, acc.buffer.dtype))
+        if isinstance(a, Symbol):
+            left = place_registers(wgmma.left_layout(a.bits), a.shape)
+            on.take(a, on.variable(a, "left operand", fixed=left), "a")
+        else:
+            on.use(on.part(a), "a")
+        on.use(on.part(b), "b")
+        return
     if isinstance(a, Reference):
-        a = ctx.view(a)
+        a = on.view(a)
     else:
-        a = ctx.operand(a, "a")
+        a = on.operand(a, "a")
         if isinstance(a, regs.Deferred):
             a = a.materialize(wgmma.left_layout(dtypes.bits(a.dtype)))
-    b = ctx.view(b)
+    b = on.view(b)
     handle: vals.AccumulatorHandle = acc.handle
-    whole = ctx.kernel.state[handle.key]
+    whole = on.kernel.state[handle.key]
     starts, sizes = acc.window.starts, acc.window.sizes
     if sizes == handle.ref_shape:
         result = wgmma.mma(whole, a, b)
     else:
         part = wgmma.mma(wgmma.accumulator_slice(whole, starts, sizes), a, b)
         result = wgmma.accumulator_update(whole, starts, part)
-    ctx.kernel.state[handle.key] = result
+    on.kernel.state[handle.key] = result
 
 
 @emits(primitives.wgmma_wait_p)
@@ -148,20 +132,15 @@ def _wgmma_wait(ctx: RuleContext, *, n: int) -> None:
 # --- optimization barriers ------------------------------------------------------------
 
 
-@emits("optimization_barrier")
-def _optimization_barrier(ctx: RuleContext, *values: Any) -> list[Any]:
-    alike = [ctx.operand(x, i) for i, x in enumerate(values)]
+@emits_and_relates("optimization_barrier")
+def _optimization_barrier(on: RuleContext | Node, *values: Any) -> list[Any]:
+    if isinstance(on, Node):
+        return [_kept(on, i, x) if x.shape else x for i, x in enumerate(values)]
+    alike = [on.operand(x, i) for i, x in enumerate(values)]
     return list(wgmma.optimization_barrier(alike))
 
 
-@relates("optimization_barrier")
-def _relate_barrier(node: Node, *values: Any) -> list[Any]:
-    results: list[Any] = []
-    for i, x in enumerate(values):
-        if not x.shape:
-            results.append(x)
-            continue
-        variable = node.variable(x, f"operand {i}")
-        node.take(x, variable, i)
-        results.append(node.make(variable, x, i))
-    return results
+def _kept(node: Node, i: int, x: Symbol) -> Symbol:
+    variable = node.variable(x, f"operand {i}")
+    node.take(x, variable, i)
+    return node.make(variable, x, i)

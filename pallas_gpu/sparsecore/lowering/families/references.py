@@ -60,7 +60,7 @@ def _get(ctx: Any, ref: memory.Part) -> Array:
 @emits(_jax.swap_p)
 def _swap(ctx: Any, ref: memory.Part, value: Any) -> Array | None:
     elements = _elements(ctx, ref)
-    before = memory.load(ref, elements) if ctx.result_is_read else None
+    before = memory.load(ref, elements) if ctx.is_read else None
     memory.store(ref, value, elements)
     return before
 

@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts of arrays in SMEM, and what each use of one requires.
+"""The layouts of arrays in SMEM and TMEM, and what each use of one requires.
 
 An array is stored row-major or in tiles of (8, swizzle bytes), which TMA writes, wgmma
 reads, and registers access without bank conflicts. Operations that use an array's
-address require it row-major. The user's transforms are binding.
+address require it row-major. The user's transforms are binding. In TMEM an array has
+the layout of its declaration, which the check pass has compared with what instructions
+support.
 """
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.layouts import (
     LinearLayout,
     SmemLayout,
     TmaPlan,
-    plan_access,
+    TmemLayout,
     plan_copy,
 )
 from pallas_gpu.layouts.gmem.im2col import require_adjacent
 from pallas_gpu.layouts.gmem.line import line_bytes
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
-from pallas_gpu.layouts.smem.vector_access import PartialBytesError
 from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, plan_operand
-from pallas_gpu.layouts.smem.window import (
-    alignment_bytes as window_alignment_bytes,
-)
 from pallas_gpu.layouts.smem.window import check_window, contiguous_layout
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.lowering.inference.network import Array, Part, Use
+from pallas_gpu.lowering.inference.network import Array, Use
+
+# SmemLayout for an array in SMEM, TmemLayout for one in TMEM.
+type Storage = Any
 
 # Uses that may give each element an address of its own, in any layout.
 _BY_ELEMENT = ("load", "store", "indexed")
@@ -41,7 +41,7 @@ COPIED = "the source"
 _SWIZZLES = (128, 64, 32)
 
 
-def storages(array: Array) -> list[SmemLayout]:
+def storages(array: Array) -> list[Storage]:
     """The candidate layouts of an array, in order of preference."""
     shape, bits = array.base.shape, array.base.bits
     if array.base.given is not None:
@@ -55,13 +55,20 @@ def storages(array: Array) -> list[SmemLayout]:
     return list(dict.fromkeys([*result, *required]))
 
 
-def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError | None:
+def refusal(
+    use: Use, storage: Storage, *, free: bool = False
+) -> errors.LayoutError | None:
     """The error for a use that does not support a layout of its array, or None.
 
+    If the user chose it, an operation that inference does not know is assumed to
+    support it.
+
     Args:
-      given: whether the user chose it: then an operation that inference does not know
-        is assumed to support it.
+      free: whether to find it as if the user had not.
     """
+    given = use.part.base.given is not None and not free
+    if use.part.space is types.TMEM:
+        return _tmem_refusal(use, storage)
     if use.stored not in (None, storage):
         return errors.LayoutError(
             "inline code is given an array that is stored in another way than declared",
@@ -86,7 +93,9 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
                         hint="access a slice of whole tiles, or use a separate array",
                     )
             case "a" | "b":
-                _check_operand(use, storage)
+                if _is_matrix(use.part.window) and storage.swizzle == NO_SWIZZLE:
+                    raise _untiled("wgmma reads", storage, storage.description)
+                plan_operand(storage, use.part.window, use.kind)
             case "mma":
                 _check_tiles(use, storage)
             case "copy":
@@ -104,6 +113,20 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
             error.what, expected=error.expected, got=error.got, hint=error.hint
         )
     return None
+
+
+def _tmem_refusal(use: Use, storage: TmemLayout) -> errors.LayoutError | None:
+    """The error for a use of a part that may start inside a tile, or None."""
+    tile, known = storage.base_tile_shape[1], use.part.window.multiples[1]
+    if known % tile == 0:
+        return None
+    return errors.LayoutError(
+        f"a part of an array in TMEM may start inside a tile of {tile} columns",
+        expected=f"a start known to be a multiple of {tile}, in {storage}",
+        got=f"a column known to be a multiple of {known}",
+        hint="write the start as a product with the columns of a tile, or promise it "
+        "with plgpu.multiple_of",
+    )
 
 
 def as_used(use: Use, storage: SmemLayout) -> SmemLayout:
@@ -150,12 +173,6 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
                 hint="write the index as a product with the tile size, or specify the "
                 "array's transforms, which guarantees it",
             )
-
-
-def _check_operand(use: Use, storage: SmemLayout) -> None:
-    if _is_matrix(use.part.window) and storage.swizzle == NO_SWIZZLE:
-        raise _untiled("wgmma reads", storage, storage.description)
-    plan_operand(storage, use.part.window, "a" if use.kind == "a" else "b")
 
 
 def _untiled(who: str, storage: SmemLayout, got: str) -> errors.LayoutError:
@@ -233,43 +250,9 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan | None:
         return None
 
 
-# --- loads and stores -----------------------------------------------------------------
-
-
 def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement | None:
     """The placement in the array's order of axes; None if it is not expressible."""
     inverse = [order.index(i) for i in range(len(order))]
     if inverse == sorted(inverse):
         return placement
     return placement.transpose(inverse) if isinstance(placement, LinearLayout) else None
-
-
-def alignment_bytes(part: Part, storage: SmemLayout) -> int:
-    """A known alignment of a part's address, at most the largest that matters."""
-    return min(window_alignment_bytes(storage, part.window), MAX_WIDTH_BYTES)
-
-
-@functools.lru_cache(maxsize=8192)
-def conflict_free(
-    storage: SmemLayout,
-    window: tuple[int, ...],
-    placement: Placement,
-    store: bool,
-    alignment: int,
-    byte_matrices: bool = False,
-) -> bool:
-    """Whether a feasible access exists without bank conflicts; see `plan_access`."""
-    try:
-        plan_access(
-            placement,
-            storage,
-            kind="store" if store else "load",
-            window=window,
-            base_alignment_bytes=alignment,
-            byte_matrices=byte_matrices,
-        )
-    except PartialBytesError:
-        return True
-    except errors.LayoutError:
-        return False
-    return True

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The layouts of arrays in a memory space, and what each use of one requires."""
