@@ -127,6 +127,23 @@ def aliases(
     return pairs
 
 
+def in_place(spec: Spec, pairs: Sequence[tuple[int, int]]) -> Spec:
+    """Returns the specs, with arguments and results that are one whole array in GMEM.
+
+    A copy of the argument in SMEM and one of the result would not be one array.
+
+    Args:
+      spec: of a single CTA, with a block spec for each array.
+      pairs: (argument, result), arguments that index maps read included.
+    """
+    ins, outs = list(spec.in_specs), list(spec.out_specs)
+    n = spec.num_scalar_prefetch
+    for i, j in pairs:
+        if ins[i - n] == outs[j] == types.no_block_spec:
+            ins[i - n] = outs[j] = types.BlockSpec(memory_space=types.GMEM)
+    return dataclasses.replace(spec, in_specs=ins, out_specs=outs)
+
+
 def _type(x: Any) -> tuple[tuple[int, ...], Any]:
     x = x if hasattr(x, "dtype") else jnp.asarray(x)
     return tuple(x.shape), jnp.dtype(x.dtype)

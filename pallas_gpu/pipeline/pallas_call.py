@@ -99,7 +99,8 @@ def pallas_call(
         that they alias.
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays. Where the
         grid has a parallel axis, the body accesses them in GMEM, as in Triton, and
-        takes its part by `program_id`; else they are copied to SMEM.
+        takes its part by `program_id`; else they are copied to SMEM, but for those
+        that are one array by `input_output_aliases`.
       out_specs: the same for the results. Of a whole one, each CTA stores its part.
       scratch_shapes: declarations of scratch references.
       num_threads: number of warpgroups that run the body; None: one. They share blocks,

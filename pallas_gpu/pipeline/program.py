@@ -59,8 +59,10 @@ class Program:
         ins = call_specs.block_specs(spec.in_specs, args[n:], f"{who}: in_specs")
         of_outs = call_specs.block_specs(spec.out_specs, outs, f"{who}: out_specs")
         spec = dataclasses.replace(spec, in_specs=ins, out_specs=of_outs)
-        program = dataclasses.replace(self, spec=spec)
         pairs = call_specs.aliases(self.aliases, args, outs, n, self.name)
+        if not self.grid.parallel:
+            spec = call_specs.in_place(spec, pairs)
+        program = dataclasses.replace(self, spec=spec)
         out_tree = call_specs.structure(call_specs.at_top(outs))
         trees = call_specs.structure(args[n:]), out_tree
 
