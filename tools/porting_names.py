@@ -258,8 +258,8 @@ PL: dict[str, Row] = {
     "BlockSpec": differs("as `BlockSpec` of the table above, whose fields it has"),
     "GridSpec": SAME,
     "no_block_spec": differs(
-        "in GMEM if the grid has a parallel axis, else in SMEM; also the specs that "
-        "`pallas_call` is not given"
+        "in GMEM if the grid has a parallel axis, or if argument and result are one "
+        "array, else in SMEM; also the specs that `pallas_call` is not given"
     ),
     "BlockDim": SAME,
     "Blocked": SAME,

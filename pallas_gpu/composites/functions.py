@@ -184,10 +184,12 @@ def zeta(s: Any, q: Any) -> Any:
         power = power * ((s + (2 * k + 1)) / a) * ((s + (2 * k + 2)) / a)
     infinity, nothing = (np.asarray(v, s.dtype) for v in (np.inf, np.nan))
     whole = q == lax.floor(q)
-    at_pole = jnp.where(whole, infinity, nothing)
-    undefined = (q <= 0) & (whole | (s != lax.floor(s)))
-    result = jnp.where(undefined, at_pole, total)
-    return jnp.where(s == 1, infinity, jnp.where(s < 1, nothing, result))
+    result = jnp.where(s < 1, nothing, total)
+    # Both sides of a pole grow to infinity of one sign if s is even.
+    at_pole = jnp.where(s / 2 == lax.floor(s / 2), infinity, nothing)
+    result = jnp.where((q <= 0) & whole, at_pole, result)
+    result = jnp.where((q <= 0) & (s != lax.floor(s)), nothing, result)
+    return jnp.where(s == 1, infinity, result)
 
 
 @composite("polygamma")

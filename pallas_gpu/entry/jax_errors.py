@@ -196,6 +196,30 @@ _ROWS = (
         "use | and &, and x.at[i].max(y) or x.at[i].min(y) in place of add or mul; or "
         "convert with x.astype(jnp.int32)",
     ),
+    # `jax.vmap` of a function that indexes a reference.
+    _Row(
+        "Batching with multiple indexers|No support for vmapping over nontrivial|"
+        "performing an? .* operation with vmapped value",
+        errors.UnsupportedError,
+        "jax.vmap inside a kernel reached an access to a reference",
+        "vmap of pure computations inside a body",
+        "a batched index, or a batched value that is stored",
+        "read and store outside of the mapped function, ref[...] = jax.vmap(f)(x); an "
+        "array of indices reads or stores several parts, ref[rows]; or write the loop "
+        "with plgpu.loop",
+    ),
+    # `jax.ref.addupdate`; other stores are checked by this package.
+    _Row(
+        r"Invalid (\w+) for `addupdate`.*?Expected shape: (.*?)\. Value shape: (.*?)\. "
+        "|"
+        r"Invalid (\w+) for `addupdate`. Ref dtype: (\w+)\. Value shape: (\w+)",
+        errors.ArgumentError,
+        "addupdate: the value does not have the {0}{3} of the part of the reference",
+        "{1}{4}",
+        "{2}{5}",
+        "ref[index] += value converts and broadcasts scalars",
+        otherwise="",
+    ),
     # What `lax.scan` or `lax.map` iterate over, a reference for instance.
     _Row(
         r"(\w+) got value with no leading axis to|no mapping handler for \w*Ref<",

@@ -53,7 +53,6 @@ def result_type(
 def require_type(
     who: str, what: str, x: Any, fits: bool, expected: str, got: Any = None
 ) -> None:
-    """Raises DTypeError for an array whose type does not fit."""
     if not fits:
         raise errors.DTypeError(
             f"{who}: {what} cannot have this type",
@@ -92,7 +91,6 @@ def check_narrow(who: str, a: Any, b: Any, other: jnp.dtype, hint: str) -> None:
 
 
 def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:
-    """Returns the error that the shapes of two operands do not match."""
     return errors.ShapeError(
         f"{who}: the shapes do not form a product",
         expected=expected,
@@ -133,7 +131,6 @@ def check_array(
 
 
 def check_bias(who: str, bias: Any, n: int) -> None:
-    """Raises ShapeError unless a bias has a value for each column."""
     if bias is not None:
         each = "it is added to each row of the result"
         check_array(who, "the bias", bias, [(n,)], each)
@@ -152,7 +149,6 @@ def as_int32(who: str, what: str, x: Any) -> jax.Array:
 
 
 def no_types(who: str, expected: str, *arrays: Any, hint: str = "") -> Exception:
-    """Returns the error that there is no kernel for the types of operands."""
     return errors.DTypeError(
         f"{who}: these element types are not supported",
         expected=expected,
@@ -162,7 +158,6 @@ def no_types(who: str, expected: str, *arrays: Any, hint: str = "") -> Exception
 
 
 def bits(dtype: Any) -> int:
-    """The bits of an element."""
     info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
     return info(dtype).bits
 
@@ -180,21 +175,26 @@ def aligned(x: jax.Array, multiple: int = 1) -> jax.Array:
     return padded(x, plgpu.align_to(x.shape[-1], step))
 
 
-def without_derivative(run: Any, who: str, rounding: str) -> Any:
+def without_derivative(run: Any, refusal: Exception) -> Any:
     """Returns a function of arrays that refuses to be differentiated."""
     call = jax.custom_jvp(lambda *operands: run(*operands))
 
     @call.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         del primals, tangents
-        raise errors.UnsupportedError(
-            f"{who}: there is no derivative",
-            expected="a call that is not differentiated",
-            got="jax.grad, jax.jvp or jax.vjp of it",
-            hint=f"wrap the {rounding} and the product in a jax.custom_vjp",
-        )
+        raise refusal
 
     return call
+
+
+def no_derivative(who: str, rounding: str) -> Exception:
+    """Returns the error that a product of rounded operands has no derivative."""
+    return errors.UnsupportedError(
+        f"{who}: there is no derivative",
+        expected="a call that is not differentiated",
+        got="jax.grad, jax.jvp or jax.vjp of it",
+        hint=f"wrap the {rounding} and the product in a jax.custom_vjp",
+    )
 
 
 _kernels: list[Any] = []
@@ -233,7 +233,6 @@ def array(value: Any, what: str) -> jax.Array:
 
 
 def number_or_array(value: Any, what: str) -> Any:
-    """Accepts numbers and arrays."""
     if isinstance(value, type) or not hasattr(value, "shape"):
         return expect.number(value, what)
     return array(value, what)

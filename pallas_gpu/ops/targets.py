@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -36,18 +36,17 @@ def require(
     who: str,
     config: Any,
     compiler_params: plgpu.CompilerParams | None,
-    needed: Mapping[type, arch.Feature],
+    kinds: Iterable[Any],
 ) -> None:
-    """Checks that a configuration is for the target of the parameters.
+    """Checks that a configuration, one of some types, is for the parameters' target.
 
-    Args:
-      needed: what the kernel of each type of configurations needs.
+    The types say what `feature` their kernels need.
     """
     given = None if compiler_params is None else compiler_params.target
-    if given is None or arch.target(given).has(needed[type(config)]):
+    if given is None or arch.target(given).has(config.feature):
         return
     names = {
-        target.name: [f"{k.__name__}(...)" for k, x in needed.items() if x is feature]
+        target.name: [f"{k.__name__}(...)" for k in kinds if k.feature is feature]
         for target, feature in _FEATURES.items()
     }
     raise errors.ArgumentError(

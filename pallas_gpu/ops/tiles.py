@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax.numpy as jnp
+
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.rules import bits
@@ -51,6 +53,14 @@ def in_cluster(ref: Any, axis: str, count: int) -> list[Any]:
     if count == 1:
         return [ref]
     return [plgpu.cluster_ref(ref, {axis: i}) for i in range(count)]
+
+
+def starts_inside(p: Any, tiles: Any, part: tuple[int, int], row: Any, column: Any):
+    """Whether a part of a tile has elements of the result; None if all parts have."""
+    (rows, columns), (m, n) = part, tiles.extent
+    if m - p.m < rows and n - p.n < columns:
+        return None
+    return jnp.logical_and(row < p.m, column < p.n)
 
 
 def persistent_blocks(plane: tuple[int, ...], cluster_size: int) -> int:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,55 +13,25 @@ from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import scope
-from pallas_gpu.pipeline.index_maps import (
-    block_index,
-    facts_along,
-    index_jaxpr,
-    loop_axis,
-)
+from pallas_gpu.pipeline.index_maps import Indexed
 from pallas_gpu.primitives import _engines, mbarrier, registers, tma
-from pallas_gpu.primitives.indices.facts import Fact
-
-
-def itself(*indices: Any) -> tuple[Any, ...]:
-    """The position of an index map that takes the loop's indices."""
-    return indices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stream:
+class Stream(Indexed):
     """An array that a loop over a grid accesses block by block.
 
     Attributes:
-      ref: reference in GMEM, or a part of one.
-      spec: the array's block spec.
-      grid_rank: number of the loop's axes.
-      what: name of the argument for error messages.
-      name: the body's name of the block.
-      position: maps the loop's indices to the arguments of the index map: the grid
-        indices, and the references that it reads.
       direct: whether the body accesses the block in GMEM, without a copy.
       by_elements: whether elements share bytes with others: they are loaded and stored.
     """
 
-    ref: Any
-    spec: types.BlockSpec
-    grid_rank: int
-    what: str
-    name: str = ""
-    position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
     by_elements: bool = False
 
     @property
     def buffered(self) -> bool:
-        """Whether blocks are copied to SMEM."""
         return self.spec.memory_space is not types.GMEM and not self.direct
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Size of a block in each dimension of the array."""
-        return self.spec.sizes(tuple(self.ref.shape), self.what)
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -72,61 +41,6 @@ class Stream:
         return tuple(size for size, gone in kept if not gone)
 
     # --- which block ------------------------------------------------------------------
-
-    @functools.cached_property
-    def _index_jaxpr(self) -> _jax.Jaxpr:
-        """The index of the block as a function of the loop's position."""
-        rank = len(self.sizes)  # that of the spec, too
-        return index_jaxpr(self.spec, self.position, self.grid_rank, rank, self.what)
-
-    @functools.cached_property
-    def axes(self) -> frozenset[int]:
-        """The loop's axes that the block depends on."""
-        return frozenset(
-            axis
-            for axis in range(self.grid_rank)
-            if any(fact.depends_on(loop_axis(axis)) for fact in self._facts)
-        )
-
-    @functools.cached_property
-    def _facts(self) -> list[Fact]:
-        """What is known of each index of the block."""
-        return facts_along(self._index_jaxpr)
-
-    def _steps(self, axis: int) -> list[int | None]:
-        """By how much each index grows along an axis of the loop, if that is known."""
-        return [fact.factor(loop_axis(axis)) for fact in self._facts]
-
-    def is_disjoint(self, sizes: Mapping[int, Any]) -> bool:
-        """Whether it is certain that different positions have blocks without overlap.
-
-        An index that is a sum of multiples of positions determines them if each
-        multiple exceeds what the smaller ones add up to, like the digits of a number.
-        """
-        entries = self.spec.block_shape or ()
-        slope = {axis: self._steps(axis) for axis in sizes}
-        unknown = set(sizes)
-        for _ in sizes:
-            for d, entry in enumerate(entries):
-                steps = {axis: slope[axis][d] for axis in unknown}
-                reach = self.sizes[d] if isinstance(entry, types.Element) else 1
-                if None not in steps.values() and _are_digits(steps, sizes, reach):
-                    unknown -= {axis for axis, step in steps.items() if step}
-        return not unknown
-
-    def moves_along(self, axis: int) -> bool:
-        """Whether positions that differ on an axis of the loop have other blocks.
-
-        An index of the block is a multiple of the position there, plus what does not
-        depend on it.
-        """
-        return any(self._steps(axis))
-
-    def block_index(self, indices: Sequence[Any]) -> list[Any]:
-        """Returns the index of the block at a position of the loop."""
-        rank = len(self.sizes)  # that of the spec, too
-        _ = self._index_jaxpr  # its trace checks the index map, once
-        return block_index(self.spec, self.position(*indices), rank, self.what)
 
     def window(self, indices: Sequence[Any]) -> types.RefView:
         """Returns the part of the array at a position of the loop."""
@@ -143,7 +57,6 @@ class Stream:
         return types.RefView(base.ref, (*base.transforms, step))
 
     def starts(self, indices: Sequence[Any]) -> list[Any]:
-        """Returns the first index of a block in each dimension of the array."""
         entries = self.spec.block_shape or (None,) * len(self.sizes)
         return [
             _start(i, size, entry)
@@ -165,7 +78,7 @@ class Stream:
         if shape is None or index_map is None or self.spec.oob_fill_mode is not None:
             return
         sizes = zip(shape, self.ref.shape, strict=True)
-        steps = self._steps(axis)
+        steps = self.steps_along(axis)
         for d, (step, (entry, extent)) in enumerate(zip(steps, sizes, strict=True)):
             block = getattr(entry, "block_size", entry)
             in_blocks = isinstance(entry, (int, types.Blocked)) and block > 1
@@ -206,7 +119,6 @@ class Stream:
         )
 
     def buffers(self, slots: int) -> types.ScratchType:
-        """Returns the declaration of SMEM for a number of blocks."""
         storage = types.Storage(tuple(self.spec.transforms))
         dtype = jnp.dtype(self.ref.dtype)
         shape = (slots, *self.block_shape)
@@ -240,12 +152,10 @@ class Stream:
         mbarrier.barrier_arrive(full)
 
     def store_elements(self, buffer: Any, indices: Sequence[Any]) -> None:
-        """Stores the elements of a block that are inside of the array."""
         view, inside = self.window(indices), self._inside(indices)
         registers.store(view, (), buffer[...], mask=inside)
 
     def _inside(self, indices: Sequence[Any]) -> Any:
-        """Returns which elements of a block are inside of the array, as bools."""
         shape, squeezed = self.block_shape, self.spec.squeezed(len(self.sizes))
         inside = jnp.ones(shape, bool)
         starts = zip(self.starts(indices), self.ref.shape, squeezed, strict=True)
@@ -272,7 +182,6 @@ class Stream:
 
     @property
     def _is_padded(self) -> bool:
-        """Whether an entry of the block shape adds elements outside of the array."""
         return any(
             isinstance(entry, types.BoundedSlice) or any(getattr(entry, "padding", ()))
             for entry in self.spec.block_shape or ()
@@ -303,18 +212,6 @@ class Stream:
         # In a trace of its own: an index map may read an array.
         _jax.trace(copies, [self.buffers(1).to_ref()])
         return found[0], found[1]
-
-
-def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) -> bool:
-    """Whether a sum of multiples differs by `apart` for all different positions."""
-    reach: int | None = apart
-    for axis, step in sorted(steps.items(), key=lambda item: abs(item[1])):
-        if step:
-            if reach is None or abs(step) < reach:
-                return False
-            size = sizes[axis]
-            reach = reach + abs(step) * (size - 1) if isinstance(size, int) else None
-    return True
 
 
 def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:

@@ -17,7 +17,6 @@ Spec = types.GridSpec | types.PrefetchScalarGridSpec
 
 
 def one_spec(grid_spec: Spec | None, given: types.GridSpec, name: str) -> Spec:
-    """Returns the grid and the specs, which are given together or one by one."""
     if grid_spec is None:
         return given
     empty = types.GridSpec()
@@ -37,7 +36,6 @@ def one_spec(grid_spec: Spec | None, given: types.GridSpec, name: str) -> Spec:
 
 
 def index_maps(spec: Spec) -> list[Callable[..., Any]]:
-    """Returns the author's functions in the specs."""
     leaves = jax.tree.leaves((spec.in_specs, spec.out_specs))
     maps = (getattr(leaf, "index_map", None) for leaf in leaves)
     return [index_map for index_map in maps if index_map is not None]
@@ -82,12 +80,10 @@ def leaves(arrays: Any) -> list[Any]:
 
 
 def structure(arrays: Any) -> Any:
-    """Returns the structure of a pytree of arrays."""
     return jax.tree.structure(arrays, is_leaf=mutable.is_view)
 
 
 def positions(value: Any, what: str) -> dict[int, int]:
-    """Accepts mappings of positions to positions."""
     if isinstance(value, Mapping):
         pairs = [(expect.index(i), expect.index(j)) for i, j in value.items()]
         found = {i: j for i, j in pairs if i is not None and j is not None}
@@ -105,7 +101,6 @@ def positions(value: Any, what: str) -> dict[int, int]:
 def aliases(
     given: Mapping[int, int], args: Any, out_shape: Any, prefetched: int, name: str
 ) -> list[tuple[int, int]]:
-    """Returns pairs (argument, result) that are one array."""
     who = f"pallas_call {name}: input_output_aliases"
     ins, outs = leaves(args), jax.tree.leaves(out_shape)
     pairs = list(given.items())
@@ -132,13 +127,29 @@ def aliases(
     return pairs
 
 
+def in_place(spec: Spec, pairs: Sequence[tuple[int, int]]) -> Spec:
+    """Returns the specs, with arguments and results that are one whole array in GMEM.
+
+    A copy of the argument in SMEM and one of the result would not be one array.
+
+    Args:
+      spec: of a single CTA, with a block spec for each array.
+      pairs: (argument, result), arguments that index maps read included.
+    """
+    ins, outs = list(spec.in_specs), list(spec.out_specs)
+    n = spec.num_scalar_prefetch
+    for i, j in pairs:
+        if ins[i - n] == outs[j] == types.no_block_spec:
+            ins[i - n] = outs[j] = types.BlockSpec(memory_space=types.GMEM)
+    return dataclasses.replace(spec, in_specs=ins, out_specs=outs)
+
+
 def _type(x: Any) -> tuple[tuple[int, ...], Any]:
     x = x if hasattr(x, "dtype") else jnp.asarray(x)
     return tuple(x.shape), jnp.dtype(x.dtype)
 
 
 def check_prefetched(args: Sequence[Any], count: int, name: str) -> None:
-    """Checks the arguments that index maps read."""
     if count > len(args):
         raise errors.ArgumentError(
             f"pallas_call {name}: num_scalar_prefetch exceeds the arguments",

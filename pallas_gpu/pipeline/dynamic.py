@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -71,15 +71,15 @@ def dynamic_scheduling_loop(
     mesh = scope.current_mesh(_WHO)
     _check_axes(mesh, grid_names, thread_axis, cluster_axes)
     cancels = assumed_target.of_kernel().has(arch.Feature.CLUSTER_LAUNCH_CONTROL)
-    source: _Source = (_Launch if cancels else _Counter)(mesh, grid_names)
+    source = (_Launch if cancels else _Counter)(mesh, grid_names)
     # All of them count as one.
-    axes: Any = (tuple(mesh.cluster_names),) if _is_clustered(mesh) else ()
+    axes: Any = (tuple(mesh.cluster_names),) if source.is_clustered else ()
     declared = Ring.of(source.memory, consumers=mesh.warpgroups, collective_axes=axes)
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, f"{_WHO}: the body")
         return scoped(
-            lambda ring: _all_steps(mesh, grid_names, source, ring, body, init_carry),
+            lambda ring: source.run(ring, body, init_carry),
             (declared,),
             {},
             thread_axis or (),
@@ -89,114 +89,90 @@ def dynamic_scheduling_loop(
     return scope.decorator(_WHO, run)
 
 
-def _is_clustered(mesh: types.Mesh) -> bool:
-    return math.prod(mesh.cluster) > 1
-
-
-def _all_steps(
-    mesh: types.Mesh,
-    grid_names: Sequence[str],
-    source: _Source,
-    ring: Ring,
-    body: Callable[..., Any],
-    init_carry: Any,
-) -> Any:
-    own = tuple(lax.axis_index(name) for name in grid_names)
-    by_threads = _is_clustered(mesh) and source.by_threads
-    wait = mbarrier.wait_for_cluster if by_threads else mbarrier.barrier_wait
-
-    def step(state: Any) -> Any:
-        _, index, number, carry = state
-        slot = ring.slot(number)
-        mbarrier.barrier_wait(slot.empty)
-        finish = source.start(slot.buffers, slot.full)
-        info = NDLoopInfo(index, number, None)
-        named = {} if init_carry is None else {"carry": carry}
-        carry = scope.call(_WHO, body, info, **named)
-        finish()
-        wait(slot.full)
-        more, index = source.read(slot.buffers)
-        mbarrier.barrier_arrive(slot.empty)
-        return more, index, number + 1, carry
-
-    for number in range(_SLOTS):
-        # Also says that this CTA has left earlier scopes, which may use that SMEM.
-        ring.release(number)
-    with _jax.trace_without_ref_rules():
-        first = jnp.bool_(True), own, jnp.int32(0), init_carry
-        *_, carry = while_loop(lambda state: state[0], step, first)
-        ring.drain(_SLOTS)
-    return carry
-
-
-class _Source(Protocol):
-    """Where a cluster's next position comes from.
-
-    Attributes:
-      memory: declares SMEM for the positions of all slots.
-      by_threads: whether threads of the cluster write it there.
-    """
-
-    @property
-    def memory(self) -> Any: ...
-    @property
-    def by_threads(self) -> bool: ...
-
-    def start(self, place: Any, full: Any) -> Callable[[], None]:
-        """Asks for a position; what it returns is called after the step's work."""
-
-    def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Returns whether there is a position, and its indices."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Counter:
-    """A counter in GMEM; the launch starts as many clusters as the GPU holds."""
+    """Positions from a counter in GMEM; the launch has the clusters that are resident.
+
+    Another source of a cluster's next position is a subclass.
+    """
 
     mesh: types.Mesh
     grid_names: Sequence[str]
 
-    by_threads = True
+    # Declares SMEM for the positions of all slots.
+    memory: ClassVar[Any] = types.SMEM((_SLOTS,), jnp.int32)
+    # Whether threads of the cluster write a position there.
+    by_threads: ClassVar[bool] = True
+
+    def run(self, ring: Ring, body: Callable[..., Any], init_carry: Any) -> Any:
+        """Calls the body for one position after the other; returns the last carry."""
+        own = tuple(lax.axis_index(name) for name in self.grid_names)
+        by_threads = self.is_clustered and self.by_threads
+        wait = mbarrier.wait_for_cluster if by_threads else mbarrier.barrier_wait
+
+        def step(state: Any) -> Any:
+            _, index, number, carry = state
+            slot = ring.slot(number)
+            mbarrier.barrier_wait(slot.empty)
+            finish = self.start(slot.buffers, slot.full)
+            info = NDLoopInfo(index, number, None)
+            named = {} if init_carry is None else {"carry": carry}
+            carry = scope.call(_WHO, body, info, **named)
+            finish()
+            wait(slot.full)
+            more, index = self.read(slot.buffers)
+            mbarrier.barrier_arrive(slot.empty)
+            return more, index, number + 1, carry
+
+        for number in range(_SLOTS):
+            # Also says that this CTA has left earlier scopes, which may use that SMEM.
+            ring.release(number)
+        with _jax.trace_without_ref_rules():
+            first = jnp.bool_(True), own, jnp.int32(0), init_carry
+            *_, carry = while_loop(lambda state: state[0], step, first)
+            ring.drain(_SLOTS)
+        return carry
 
     @property
-    def memory(self) -> Any:
-        return types.SMEM((_SLOTS,), jnp.int32)
+    def is_clustered(self) -> bool:
+        return math.prod(self.mesh.cluster) > 1
+
+    @property
+    def is_last_warpgroup(self) -> Any:
+        if self.mesh.thread_name is None:
+            return jnp.bool_(True)
+        return lax.axis_index(self.mesh.thread_name) == self.mesh.warpgroups - 1
 
     def start(self, place: Any, full: Any) -> Callable[[], None]:
-        claims = _claims(self.mesh)
+        """Asks for a position; what it returns is called after the step's work."""
+        # The last warpgroup of the cluster's first CTA claims.
+        claims = self.is_last_warpgroup
+        for name in self.mesh.cluster_names:
+            claims = claims & (lax.axis_index(name) == 0)
         if self.mesh.warpgroups == 1:
             # Nobody waits for it before, and by then the counter has answered.
             following = scheduling.claim(claims)
             return lambda: scheduling.publish(following, place, full, claims)
 
-        def finish() -> None:
-            # As late as the copies allow: clusters with adjacent positions, which may
-            # read the same, then begin at the same time.
-            scheduling.publish(scheduling.claim(claims), place, full, claims)
-
-        return finish
+        # As late as the copies allow: clusters with adjacent positions, which may read
+        # the same, then begin at the same time.
+        return lambda: scheduling.publish(scheduling.claim(claims), place, full, claims)
 
     def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Returns whether there is a position, and its indices."""
         sizes = [lax.axis_size(name) for name in self.grid_names]
         position = place[...]
         return position < math.prod(sizes), tuple(unravel(position, sizes))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Launch:
-    """Cluster launch control: work of clusters that have not started."""
+class _Launch(_Counter):
+    """Positions of clusters that have not started: cluster launch control."""
 
-    mesh: types.Mesh
-    grid_names: Sequence[str]
-
+    memory = launch_control.TryClusterCancelResult(_SLOTS)
     by_threads = False
 
-    @property
-    def memory(self) -> Any:
-        return launch_control.TryClusterCancelResult(_SLOTS)
-
     def start(self, place: Any, full: Any) -> Callable[[], None]:
-        @control.when(_is_last_warpgroup(self.mesh))
+        @control.when(self.is_last_warpgroup)
         def _() -> None:
             axes = tuple(self.mesh.cluster_names)
             launch_control.request(place, full, axes, until_refused=True)
@@ -204,24 +180,9 @@ class _Launch:
         return lambda: None
 
     def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
-        index, granted = launch_control.query_cluster_cancel(
-            place, tuple(self.grid_names)
-        )
+        names = tuple(self.grid_names)
+        index, granted = launch_control.query_cluster_cancel(place, names)
         return granted, index
-
-
-def _is_last_warpgroup(mesh: types.Mesh) -> Any:
-    if mesh.thread_name is None:
-        return jnp.bool_(True)
-    return lax.axis_index(mesh.thread_name) == mesh.warpgroups - 1
-
-
-def _claims(mesh: types.Mesh) -> Any:
-    """Whether this warpgroup claims: the last one of the cluster's first CTA."""
-    claims = _is_last_warpgroup(mesh)
-    for name in mesh.cluster_names:
-        claims = claims & (lax.axis_index(name) == 0)
-    return claims
 
 
 def _check_axes(

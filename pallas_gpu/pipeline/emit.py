@@ -86,13 +86,17 @@ def emit_pipeline(
             return jax.tree.map(lambda x: None if values.is_ref(x) else x, carry)
 
         carry = pipeline.allocate(within)
-        return _with_refs_of(init_carry, carry) if holds_refs(init_carry) else carry
+        if not holds_refs(init_carry):
+            return carry
+        # No loop changes references.
+        return jax.tree.map(
+            lambda x, y: x if values.is_ref(x) else y, init_carry, carry
+        )
 
     return run
 
 
 def check_depth(who: str, depth: int, specs: Sequence[types.BlockSpec]) -> None:
-    """Checks that buffers are left for copies."""
     delay = max((spec.delay_release for spec in specs), default=0)
     if delay >= depth:
         raise errors.ArgumentError(
@@ -112,8 +116,3 @@ def _require_one_warpgroup() -> None:
             got=f"num_threads={mesh.warpgroups}",
             hint="use emit_pipeline_warp_specialized, which divides the work",
         )
-
-
-def _with_refs_of(first: Any, last: Any) -> Any:
-    """Returns the last carry with the references of the first: no loop changes them."""
-    return jax.tree.map(lambda x, y: x if values.is_ref(x) else y, first, last)

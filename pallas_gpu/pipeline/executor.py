@@ -24,7 +24,7 @@ from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.memory import Steps, declarations, names
 from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.pipeline.specialized.ring import Ring, Slot
+from pallas_gpu.pipeline.specialized.ring import Slot
 from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.pipeline.team import Team
 from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
@@ -36,10 +36,9 @@ class Pipeline:
     """A body over the steps of a grid.
 
     Attributes:
-      body: the body.
-      streams: all its inputs and outputs.
+      streams: all inputs and outputs.
       fixed, moving: inputs with buffers whose block is that of all steps, or changes.
-      outputs: outputs with buffers.
+      outputs: those with buffers.
       team: the warpgroups; None: one.
     """
 
@@ -59,7 +58,6 @@ class Pipeline:
         depth: int,
         team: Team | None = None,
     ) -> Pipeline:
-        """Returns the pipeline over a grid, with `depth` buffers of what changes."""
         steps = Steps.of(grid, depth)
         inputs = [s for s in streams.inputs if s.buffered]
         outputs = [s for s in streams.outputs if s.buffered]
@@ -77,15 +75,13 @@ class Pipeline:
         )
 
     def memory(self) -> dict[str, Any]:
-        """Returns all buffers and barriers, with their names."""
         return {
-            "fixed": self.fixed.memory(),
-            "moving": self.moving.memory(),
-            "outputs": self.outputs.memory(),
+            "fixed": self.fixed.declared(),
+            "moving": self.moving.declared(),
+            "outputs": self.outputs.declared(),
         }
 
     def allocate(self, run: Callable[[dict[str, Any]], Any]) -> Any:
-        """Calls `run` in all warpgroups of a block with the buffers and barriers."""
         memory, axes = self.memory(), () if self.team is None else self.team.axis
         return scoped(run, (declarations(memory),), {}, axes, names(memory))
 
@@ -101,38 +97,37 @@ class Pipeline:
         """Runs the pipeline; all warpgroups of the block call it.
 
         Args:
-          memory: the buffers and barriers.
           context: `context(pipeline)` calls `pipeline(init_carry)` once, in each
             warpgroup that computes.
-          init_carry: for the first step, without a context.
-          first, last: see `Inputs.produce`.
+          first, last: whether it is of a sequence of pipelines; see `Inputs.produce`.
 
         Returns:
           The last carry, without a team and a context.
         """
-        fixed = self.fixed.rings(memory["fixed"])
-        moving = self.moving.rings(memory["moving"])
+        fixed = self.fixed.using(memory["fixed"])
+        moving = self.moving.using(memory["moving"])
+        outputs = dataclasses.replace(self.outputs, memory=memory["outputs"])
+        own = dataclasses.replace(self, fixed=fixed, moving=moving, outputs=outputs)
 
         def fill() -> None:
-            self.fixed.fill(fixed)
-            self.moving.fill(moving)
+            fixed.fill()
+            moving.fill()
 
         def produce() -> None:
-            self.fixed.produce(fixed, first)
-            self.moving.produce(moving, first)
-            if self.moving.across_ctas:
+            fixed.produce(first)
+            moving.produce(first)
+            if moving.across_ctas:
                 control.when(True if last is None else last)(drain)
 
         def drain() -> None:
-            self.moving.drain(moving)
-            self.fixed.drain(fixed)
+            moving.drain()
+            fixed.drain()
 
         def compute() -> Any:
-            shared = self.fixed.take(fixed, 0)
-            steps = functools.partial(self._all_steps, memory, shared, moving)
-            carry = self._within(context, steps, init_carry)
-            self.fixed.release(self.fixed.released(fixed, 0), 0)
-            self.outputs.finish(memory["outputs"])
+            steps = functools.partial(own._all_steps, fixed.take(0))
+            carry = own._within(context, steps, init_carry)
+            fixed.release(fixed.released(0), 0)
+            outputs.finish()
             return carry
 
         if self.team is None:
@@ -147,7 +142,6 @@ class Pipeline:
         steps: Callable[[Any], Any],
         init_carry: Any,
     ) -> Any:
-        """Runs all steps, within the author's context if there is one."""
         if context is None:
             return steps(init_carry)
         calls: list[None] = []
@@ -168,23 +162,17 @@ class Pipeline:
             )
         return None
 
-    def _all_steps(
-        self,
-        memory: dict[str, Any],
-        shared: Sequence[Slot],
-        rings: Sequence[Ring],
-        init_carry: Any,
-    ) -> Any:
+    def _all_steps(self, shared: Sequence[Slot], init_carry: Any) -> Any:
         ins, outs, team = self.moving, self.outputs, self.team
-        steps, streams, written = ins.steps, self.streams, memory["outputs"]
+        steps, streams = ins.steps, self.streams
         constant = _of_each(self.fixed.streams, [x.buffers for x in shared])
 
         def iteration(step: Any, state: Any) -> Any:
             carry, visits = state
-            slots = ins.take(rings, step)
-            outs.wait_for_buffers(written, step)
-            results = outs.refs(written, step, visits)
-            released = ins.released(rings, step)
+            slots = ins.take(step)
+            outs.wait_for_buffers(step)
+            results = outs.refs(step, visits)
+            released = ins.released(step)
             indices = steps.indices(step)
             read = _of_each(ins.streams, [slot.buffers for slot in slots])
             buffers = constant | read | _of_each(outs.streams, results)
@@ -196,9 +184,9 @@ class Pipeline:
                 operands += streams.barriers(_of_each(ins.streams, released))
             carry = self.body.call(indices, operands, carry)
             ins.release(released, step)
-            outs.store(written, results, step)
+            outs.store(results, step)
             visits = outs.after(step, visits)
-            ins.refill(rings, step)
+            ins.refill(step)
             return carry, visits
 
         with _jax.trace_without_ref_rules():
@@ -210,7 +198,7 @@ class Pipeline:
         if ins.delayed:
             # Copies for the next pipeline then overlap the rest of the context.
             wait_for_products()
-            ins.release_last(rings)
+            ins.release_last()
         return carry
 
 
@@ -219,5 +207,4 @@ def _of_each(streams: Sequence[Stream], found: Sequence[Any]) -> dict[Stream, An
 
 
 def holds_refs(carry: Any) -> bool:
-    """Whether references are among the values of a carry."""
     return any(map(values.is_ref, jax.tree.leaves(carry)))

@@ -47,7 +47,6 @@ class Grid:
 
     @classmethod
     def of(cls, sizes: Any, params: types.CompilerParams, name: str) -> Grid:
-        """Returns the grid of a call."""
         sizes = grid_sizes(sizes, f"pallas_call {name}: grid")
         sequential = _sequential_axes(params, sizes, name)
         ctas = int(params.persistent) or None
@@ -69,7 +68,6 @@ class Grid:
         return grid
 
     def _require_use_of(self, params: types.CompilerParams, name: str) -> None:
-        """Refuses parameters that have no effect on the grid."""
         lacking, instead = None, ""
         if params.persistent and not self.sequential:
             lacking = (
@@ -91,22 +89,18 @@ class Grid:
 
     @property
     def parallel(self) -> list[int]:
-        """The axes of the launch."""
         return [a for a in range(len(self.sizes)) if a not in self.sequential]
 
     @property
     def steps(self) -> list[Any]:
-        """Sizes of the sequential axes."""
         return [self.sizes[a] for a in self.sequential]
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is known that there are no positions."""
         return any(isinstance(n, int) and n == 0 for n in self.sizes)
 
     @functools.cached_property
     def several(self) -> list[int]:
-        """The parallel axes with several positions."""
         return [a for a in self.parallel if self.sizes[a] > 1]
 
     def mesh(self, name: str, team: Team | None) -> types.Mesh:
@@ -130,12 +124,10 @@ class Grid:
 
     @property
     def count(self) -> int:
-        """Number of positions on the parallel axes; 1 where there is none."""
         return math.prod(max(self.sizes[a], 1) for a in self.parallel)
 
     @property
     def repeats(self) -> bool:
-        """Whether a CTA has several positions on the parallel axes."""
         return self.ctas is not None and self.count > self.ctas
 
     @property
@@ -145,14 +137,11 @@ class Grid:
         return dataclasses.replace(self, tile=tile)
 
     def for_each(self, visit: Callable[[Grid], None]) -> None:
-        """Calls `visit` with the grid at each position of this CTA."""
-
         @nd_loop((self.count,), collective_axes=_TILES)
         def _(info: Any) -> None:
             visit(dataclasses.replace(self, tile=info.index[0]))
 
     def position(self, *steps: Any) -> list[Any]:
-        """Returns the position at a step of the sequential axes."""
         following = iter(steps)
         parallel = iter(self._parallel_position())
         return [

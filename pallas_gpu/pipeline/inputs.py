@@ -20,19 +20,17 @@ from pallas_gpu import _jax, types
 from pallas_gpu.entry import control
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.memory import Named, Steps
-from pallas_gpu.pipeline.specialized.ring import Ring, Slot, last_steps, ring_index
+from pallas_gpu.pipeline.specialized import ring as ring_lib
+from pallas_gpu.pipeline.specialized.ring import Ring, Slot
 from pallas_gpu.pipeline.team import Team
 from pallas_gpu.primitives import mbarrier, tma
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Inputs whose buffers are released together.
+    """Inputs, by position, whose buffers are released together, `delay` steps later.
 
-    Attributes:
-      members: their positions among the inputs.
-      delay: number of steps after which a buffer is released.
-      axes: cluster axes along which the copies are multicast.
+    Copies of a group are multicast along the same cluster axes.
     """
 
     members: list[int]
@@ -50,16 +48,18 @@ class Inputs:
     it waits at the end, and the first round finds its buffers free.
 
     Attributes:
-      streams: the inputs.
-      steps: their steps; a block that all steps of the pipeline share has one.
+      steps: those of the inputs; a block that all steps of the pipeline share has one.
       team: the warpgroups; None: one.
       across_ctas: whether other CTAs release buffers of this one.
+      rings: of each input. Those of a group share their `empty` barriers, and without
+        `separate_full` all share `full`.
     """
 
     streams: Sequence[Stream]
     steps: Steps
     team: Team | None
     across_ctas: bool
+    rings: Sequence[Ring] = ()
 
     @functools.cached_property
     def groups(self) -> list[Group]:
@@ -78,8 +78,7 @@ class Inputs:
 
     # --- memory -----------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Any]:
-        """Returns the buffers and barriers."""
+    def declared(self) -> dict[str, Any]:
         slots, streams = self.steps.slots, self.streams
         sets = (
             [[s] for s in streams] if self._separate_full else [streams][: len(streams)]
@@ -92,44 +91,30 @@ class Inputs:
                 for filled in sets
             ],
         }
-        if self.team is not None:
-            found["free"] = [
-                Named.barrier("free", [streams[i] for i in g.members], self._free(g))
-                for g in self.groups
-            ]
+        if self.team is None:
+            return found
+        counts = slots, self.team.compute
+        for group in self.groups:
+            axes = (group.axes,) if group.axes else ()
+            free = ring_lib.empties(*counts, axes, not self.across_ctas)
+            members = [streams[i] for i in group.members]
+            found.setdefault("free", []).append(Named.barrier("free", members, free))
         return found
 
     @property
     def _separate_full(self) -> bool:
         return self.team is not None and self.team.separate_full
 
-    def _free(self, group: Group) -> Any:
-        assert self.team is not None
-        arrivals, slots = self.team.compute, self.steps.slots
-        if group.axes:
-            return types.ClusterBarrier(
-                collective_axes=(group.axes,), num_barriers=slots, num_arrivals=arrivals
-            )
-        return types.Barrier(
-            num_arrivals=arrivals,
-            num_barriers=slots,
-            initially_complete=not self.across_ctas,
-        )
-
-    def rings(self, memory: dict[str, Any]) -> list[Ring]:
-        """Returns the ring of each input.
-
-        Those of a group share their `empty` barriers, and without `separate_full` all
-        share `full`.
-        """
+    def using(self, memory: dict[str, Any]) -> Inputs:
         empty: dict[int, Any] = {}
         for group, free in zip(self.groups, memory.get("free", ()), strict=False):
             empty |= dict.fromkeys(group.members, free)
         full = memory["full"]
-        return [
+        rings = [
             Ring(buffers, empty.get(i), full[i if self._separate_full else 0])
             for i, buffers in enumerate(memory["buffers"])
         ]
+        return dataclasses.replace(self, rings=rings)
 
     # --- copies -----------------------------------------------------------------------
 
@@ -150,62 +135,57 @@ class Inputs:
         )
         stream.at_index_map(copy)
 
-    def fill(self, rings: Sequence[Ring]) -> None:
+    def fill(self) -> None:
         """Starts the copies of the first steps, to buffers that nobody has used."""
         count, slots = self.steps.count, self.steps.slots
         least = min if isinstance(count, int) else jnp.minimum
-        self._start(rings, least(count, slots), lambda ring, step: None)
+        self._start(least(count, slots), lambda ring, step: None)
 
-    def produce(self, rings: Sequence[Ring], first: Any) -> None:
+    def produce(self, first: Any) -> None:
         """Copies the blocks of all steps, in the memory warpgroup.
 
         Args:
-          rings: the rings.
           first: with multicasts, whether the buffers are free; None: they are.
         """
-        fill = functools.partial(Ring.fill, fresh=first)
-        self._start(rings, self.steps.count, fill)
+        self._start(self.steps.count, functools.partial(Ring.fill, fresh=first))
 
-    def _start(self, rings: Sequence[Ring], count: Any, acquire: Any) -> None:
+    def _start(self, count: Any, acquire: Any) -> None:
         """Starts the copies of some steps; `acquire` waits for the slot of each."""
 
         def step(i: Any) -> None:
             for group in self.groups:
-                acquire(rings[group.members[0]], i)
+                acquire(self.rings[group.members[0]], i)
                 for member in group.members:
-                    self._copy(rings[member].slot(i), member, i, group.axes)
+                    self._copy(self.rings[member].slot(i), member, i, group.axes)
 
-        if rings:
+        if self.rings:
             for_each(count, step)
 
-    def refill(self, rings: Sequence[Ring], step: Any) -> None:
+    def refill(self, step: Any) -> None:
         """Starts copies to the buffers that a step releases, without a team."""
-        if self.team is not None:
-            return
-        for i, (stream, ring) in enumerate(zip(self.streams, rings, strict=True)):
+        for i, stream in enumerate(() if self.team is not None else self.streams):
             released = step - stream.spec.delay_release
             later = released + self.steps.slots
             needed = later < self.steps.count
             if stream.spec.delay_release:
                 needed = needed & (released >= 0)
-            copy = functools.partial(self._copy, ring.slot(later), i, later)
+            copy = functools.partial(self._copy, self.rings[i].slot(later), i, later)
             control.when(needed)(copy)
 
-    def drain(self, rings: Sequence[Ring]) -> None:
-        """Waits until the buffers of the last steps have been released."""
+    def drain(self) -> None:
         for group in self.groups:
-            rings[group.members[0]].drain(self.steps.count)
+            self.rings[group.members[0]].drain(self.steps.count)
 
     # --- steps ------------------------------------------------------------------------
 
-    def take(self, rings: Sequence[Ring], step: Any) -> list[Slot]:
+    def take(self, step: Any) -> list[Slot]:
         """Returns the slots of a step; waits for them, unless the body does."""
         return [
             r.slot(step) if i or self._separate_full else r.take(step)
-            for i, r in enumerate(rings)
+            for i, r in enumerate(self.rings)
         ]
 
-    def released(self, rings: Sequence[Ring], step: Any) -> list[Any]:
+    def released(self, step: Any) -> list[Any]:
         """Returns the barriers by which a step releases buffers, one for each group.
 
         With a delay it is that of an earlier step. Its index is negative before the
@@ -213,9 +193,9 @@ class Inputs:
         """
         found = []
         for group in self.groups if self.team is not None else ():
-            ring, earlier = rings[group.members[0]], step - group.delay
+            ring, earlier = self.rings[group.members[0]], step - group.delay
             if group.delay < ring.stages:
-                earlier = ring_index(earlier, ring.stages)
+                earlier = ring_lib.ring_index(earlier, ring.stages)
             found.append(ring.empty.at[earlier])
         return found
 
@@ -227,17 +207,16 @@ class Inputs:
             passed = step >= group.delay if group.delay else None
             mbarrier.barrier_arrive(barrier, predicate=passed)
 
-    def release_last(self, rings: Sequence[Ring]) -> None:
+    def release_last(self) -> None:
         """Returns the buffers of the last steps, whose delay has not passed."""
         count = self.steps.count
         for group in self.groups if self.team is not None else ():
             if group.delay:
-                release = rings[group.members[0]].release
-                control.loop(last_steps(count, group.delay), count)(release)
+                release = self.rings[group.members[0]].release
+                control.loop(ring_lib.last_steps(count, group.delay), count)(release)
 
 
 def for_each(count: Any, body: Any) -> None:
-    """Runs a function for each step, without a loop if there is one."""
     with _jax.trace_without_ref_rules():
         if isinstance(count, int) and count == 1:
             body(0)

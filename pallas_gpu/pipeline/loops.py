@@ -78,7 +78,6 @@ def _too_large(what: str, size: int) -> errors.ArgumentError:
 
 
 def grid_size(n: Any, who: str) -> Any:
-    """Returns a static size as an int, a traced one as an i32 scalar."""
     if isinstance(n, int) and not isinstance(n, bool) and n > _MOST:
         raise _too_large(f"{who}: a size of the grid is too large", n)
     try:
@@ -187,7 +186,6 @@ def _position(axes: Sequence[str]) -> Any:
 
 
 def _steps_from(first: Any, steps: Any, instances: int) -> Any:
-    """Returns the number of steps of the instance at position `first`."""
     rounded = lax.sub(jnp.asarray(steps, jnp.int32), first)
     return lax.div(lax.add(rounded, np.int32(instances - 1)), np.int32(instances))
 

@@ -17,13 +17,7 @@ from pallas_gpu.pipeline.loops import unravel
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The steps of a pipeline, in row-major order of its grid.
-
-    Attributes:
-      sizes: the grid.
-      count: number of steps.
-      slots: number of buffers of a block that changes.
-    """
+    """The steps of a pipeline, in row-major order of its grid."""
 
     sizes: Sequence[Any]
     count: Any
@@ -31,14 +25,12 @@ class Steps:
 
     @classmethod
     def of(cls, sizes: Sequence[Any], depth: int) -> Steps:
-        """Returns the steps over a grid, of which up to `depth` are in flight."""
         count = math.prod(sizes)
         slots = min(depth, max(count, 1)) if isinstance(count, int) else depth
         return cls(sizes, count, slots)
 
     @property
     def once(self) -> bool:
-        """Whether it is known that there is one step."""
         return isinstance(self.count, int) and self.count == 1
 
     @property
@@ -47,7 +39,6 @@ class Steps:
         return dataclasses.replace(self, count=1, slots=1)
 
     def indices(self, step: Any) -> tuple[Any, ...]:
-        """Returns the position of a step."""
         first = (jnp.int32(0),) * len(self.sizes)
         return first if self.once else unravel(step, self.sizes)
 
@@ -61,20 +52,16 @@ class Named:
 
     @classmethod
     def blocks(cls, stream: Stream, slots: int) -> Named:
-        """Returns buffers for blocks of an array."""
         return cls(stream.buffers(slots), stream.name)
 
     @classmethod
     def barrier(cls, what: str, streams: Sequence[Stream], declaration: Any) -> Named:
-        """Returns a barrier of some arrays."""
         return cls(declaration, f"{what} of {', '.join(s.name for s in streams)}")
 
 
 def declarations(memory: Any) -> Any:
-    """Returns the declarations in a pytree of `Named`."""
     return jax.tree.map(lambda x: x.declaration, memory)
 
 
 def names(memory: Any) -> list[str]:
-    """Returns the names in a pytree of `Named`, flat."""
     return [x.name for x in jax.tree.leaves(memory)]

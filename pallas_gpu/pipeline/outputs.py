@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,14 +31,14 @@ class Outputs:
     groups says which buffers are free.
 
     Attributes:
-      streams: the outputs.
-      steps: the steps.
       team: the warpgroups, of which one stores; None: there is one.
+      memory: buffers and barriers; see `declared`.
     """
 
     streams: Sequence[Stream]
     steps: Steps
     team: Team | None
+    memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     # --- which blocks -----------------------------------------------------------------
 
@@ -49,7 +49,6 @@ class Outputs:
         return [a for a, n in sizes if not isinstance(n, int) or n > 1]
 
     def _fixed(self, stream: Stream) -> bool:
-        """Whether all steps have the same block."""
         return not stream.axes & set(self._axes)
 
     def _revisited(self, stream: Stream) -> bool:
@@ -74,14 +73,11 @@ class Outputs:
 
     @functools.cached_property
     def moving(self) -> list[Stream]:
-        """Outputs whose block changes."""
         return [s for s in self.streams if not self._fixed(s)]
 
     def completes(self, stream: Stream, step: Any) -> Any:
         """Returns whether the next step has another block, or there is none."""
         steps = self.steps
-        if self._fixed(stream):
-            return True if steps.once else step + 1 == steps.count
         if not self._revisited(stream):
             return True
         here = stream.block_index(steps.indices(step))
@@ -95,7 +91,7 @@ class Outputs:
 
     # --- memory -----------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Any]:
+    def declared(self) -> dict[str, Any]:
         """Returns the buffers, and the barriers of a team that shares them."""
         slots, streams, team = self.steps.slots, self.streams, self.team
         found: dict[str, Any] = {
@@ -157,11 +153,9 @@ class Outputs:
     # --- steps ------------------------------------------------------------------------
 
     def start(self) -> Visits:
-        """Returns the state before the first step."""
         return tuple(jnp.int32(0) for s in self.moving if self._revisited(s))
 
-    def refs(self, memory: dict[str, Any], step: Any, visits: Visits) -> list[Any]:
-        """Returns the buffer of each output for a step."""
+    def refs(self, step: Any, visits: Visits) -> list[Any]:
         counts, slots = iter(visits), self.steps.slots
         return [
             buffer.at[0]
@@ -169,13 +163,13 @@ class Outputs:
             else buffer.at[
                 ring_index(next(counts) if self._revisited(stream) else step, slots)
             ]
-            for stream, buffer in zip(self.streams, memory["buffers"], strict=True)
+            for stream, buffer in zip(self.streams, self.memory["buffers"], strict=True)
         ]
 
-    def wait_for_buffers(self, memory: dict[str, Any], step: Any) -> None:
+    def wait_for_buffers(self, step: Any) -> None:
         """Waits until the copies from the buffers of a step have read them."""
         if self.moving:
-            free = self._slot(memory, "free", step)
+            free = self._slot("free", step)
             self._by_one(self._wait_for_copies, done=free)
 
     def _wait_for_copies(self) -> None:
@@ -185,17 +179,16 @@ class Outputs:
         else:
             tma.wait_smem_to_gmem(self.steps.slots - 1, wait_read_only=True)
 
-    def _slot(self, memory: dict[str, Any], barrier: str, step: Any) -> Any:
+    def _slot(self, barrier: str, step: Any) -> Any:
         if not self._shared:
             return None
-        return memory[barrier].at[ring_index(step, self.steps.slots)]
+        return self.memory[barrier].at[ring_index(step, self.steps.slots)]
 
-    def store(self, memory: dict[str, Any], refs: Sequence[Any], step: Any) -> None:
-        """Starts the copies of the blocks that a step completes."""
+    def store(self, refs: Sequence[Any], step: Any) -> None:
         if self.moving:
             tma.commit_smem()
             copies = functools.partial(self._store, refs, step)
-            self._by_one(copies, gathered=self._slot(memory, "ready", step))
+            self._by_one(copies, gathered=self._slot("ready", step))
 
     def _store(self, refs: Sequence[Any], step: Any) -> None:
         here = self.steps.indices(step)
@@ -206,28 +199,27 @@ class Outputs:
         tma.commit_smem_to_gmem_group()
 
     def after(self, step: Any, visits: Visits) -> Visits:
-        """Returns the state after a step."""
         shared = [s for s in self.moving if self._revisited(s)]
         return tuple(
             count + self.completes(stream, step).astype(jnp.int32)
             for stream, count in zip(shared, visits, strict=True)
         )
 
-    def finish(self, memory: dict[str, Any]) -> None:
+    def finish(self) -> None:
         """Stores the blocks that all steps shared, and waits for all copies."""
         if not self.streams:
             return
         tma.commit_smem()
         self._by_one(
-            functools.partial(self._store_last, memory),
-            gathered=memory.get("done"),
-            done=memory.get("stored"),
+            self._store_last,
+            gathered=self.memory.get("done"),
+            done=self.memory.get("stored"),
         )
 
-    def _store_last(self, memory: dict[str, Any]) -> None:
+    def _store_last(self) -> None:
         count, first = self.steps.count, self.steps.shared.indices(0)
         written = True if isinstance(count, int) else count > 0
-        for stream, buffer in zip(self.streams, memory["buffers"], strict=True):
+        for stream, buffer in zip(self.streams, self.memory["buffers"], strict=True):
             if self._fixed(stream) and not (isinstance(count, int) and count == 0):
                 _copy(stream, buffer.at[0], first, written, commit_group=True)
         tma.wait_smem_to_gmem(
@@ -243,7 +235,6 @@ def _copy(
     *,
     commit_group: bool = False,
 ) -> None:
-    """Starts the copy of a block, if it is needed."""
     if stream.by_elements:
         control.when(needed)(lambda: stream.store_elements(buffer, indices))
         return

@@ -6,22 +6,17 @@ It is a `kernel` whose body is a pipeline over the sequential axes of the grid.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from pallas_gpu import expect, types
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import mutable, over_arrays, scope
+from pallas_gpu.entry import over_arrays, scope
 from pallas_gpu.entry.caching import repeated
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.grid import Grid, team_of
 from pallas_gpu.pipeline.program import Program
-from pallas_gpu.pipeline.scratch import Scratch
 from pallas_gpu.types.mesh import MAX_WARPGROUPS
 
 _UNNAMED = (
@@ -104,7 +99,8 @@ def pallas_call(
         that they alias.
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays. Where the
         grid has a parallel axis, the body accesses them in GMEM, as in Triton, and
-        takes its part by `program_id`; else they are copied to SMEM.
+        takes its part by `program_id`; else they are copied to SMEM, but for those
+        that are one array by `input_output_aliases`.
       out_specs: the same for the results. Of a whole one, each CTA stores its part.
       scratch_shapes: declarations of scratch references.
       num_threads: number of warpgroups that run the body; None: one. They share blocks,
@@ -151,84 +147,21 @@ def pallas_call(
     with scope.locating(kernel):
         interpret = kernel_lib.interpretation(interpret)
         kernel_lib.check_types(out_shape, f"pallas_call {name}: out_shape")
-        scratch = Scratch.of(spec.scratch_shapes)
+        scratch = kernel_lib.scratch_of(spec.scratch_shapes)
         axes = Grid.of(spec.grid, params, name)
         team = team_of(num_threads, thread_name, axes, name)
-        mesh = axes.mesh(name, team)
-    program = Program(kernel, spec, params, axes, scratch, team, name)
     kept = repeated.Kept((kernel, *call_specs.index_maps(spec)), interpret)
     launch = functools.partial(
         kernel_lib.launch_body,
-        mesh=mesh,
+        mesh=axes.mesh(name, team),
         name=name,
         compiler_params=params,
         interpret=interpret,
         debug=debug,
         kept=kept,
     )
-    call = _Call(program, launch, out_shape, dict(input_output_aliases or {}))
-    return over_arrays.OverArrays(lambda *args: call(*args), kernel, kept)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A `pallas_call` as a function over arrays.
-
-    Attributes:
-      program: the body of a CTA, of the author's specs.
-      launch: traces and launches it.
-      out_shape: types of the results.
-      aliases: arguments whose array is a result's, by their positions.
-    """
-
-    program: Program
-    launch: Callable[..., Any]
-    out_shape: Any
-    aliases: Mapping[int, int]
-
-    def __call__(self, *args: Any) -> Any:
-        program, outs = self.program, self.out_shape
-        spec, who = program.spec, program.who
-        n = spec.num_scalar_prefetch
-        call_specs.check_prefetched(args, n, program.name)
-        spec = dataclasses.replace(
-            spec,
-            in_specs=call_specs.block_specs(
-                spec.in_specs, args[n:], f"{who}: in_specs"
-            ),
-            out_specs=call_specs.block_specs(spec.out_specs, outs, f"{who}: out_specs"),
-        )
-        program = dataclasses.replace(program, spec=spec)
-        pairs = call_specs.aliases(self.aliases, args, outs, n, program.name)
-        in_tree = call_specs.structure(args[n:])
-        out_tree = call_specs.structure(call_specs.at_top(outs))
-
-        @functools.wraps(program.kernel)
-        def body(*refs):
-            program.run(call_specs.leaves(refs), in_tree, out_tree)
-
-        launch = functools.partial(
-            self.launch,
-            body,
-            args,
-            outs,
-            aliases=pairs,
-            tracer=functools.partial(
-                kernel_lib.traced_for_gpu, require=program.require_own_parts
-            ),
-        )
-        if not program.grid.is_empty:
-            return launch()
-        # The body is traced all the same: a mistake does not depend on the grid.
-        jax.eval_shape(launch)
-        return self._untouched(args, pairs)
-
-    def _untouched(self, args: Sequence[Any], aliases: Sequence[Any]) -> Any:
-        """Returns the results of a grid without positions: zeros, or the arguments."""
-        leaves, tree = jax.tree.flatten(self.out_shape)
-        results = [jnp.zeros(x.shape, x.dtype) for x in leaves]
-        given = call_specs.leaves(args)
-        for i, j in aliases:
-            own = given[i][...] if mutable.is_mutable(given[i]) else given[i]
-            results[j] = jnp.asarray(own, leaves[j].dtype)
-        return jax.tree.unflatten(tree, results)
+    aliases = dict(input_output_aliases or {})
+    program = Program(
+        *(kernel, spec, params, axes, scratch, team, name, launch, out_shape, aliases)
+    )
+    return over_arrays.OverArrays(lambda *args: program(*args), kernel, kept)

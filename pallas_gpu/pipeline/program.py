@@ -1,72 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each CTA of a `pallas_call` runs: a pipeline over the sequential axes."""
+"""A `pallas_call` over arrays: each CTA runs a pipeline over the sequential axes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.checks.stores import Stores
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import kernel as kernel_lib
+from pallas_gpu.entry import mutable, scope
+from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.emit import check_depth
 from pallas_gpu.pipeline.executor import Pipeline
 from pallas_gpu.pipeline.grid import Grid
-from pallas_gpu.pipeline.scratch import Scratch
 from pallas_gpu.pipeline.streams import Body, Streams, body_names
 from pallas_gpu.pipeline.team import Team
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The body of the kernel that a `pallas_call` launches.
+    """A `pallas_call` as a function over arrays, and the body of its kernel.
 
     Attributes:
-      kernel: the author's function.
-      spec: the specs, a list with one for each argument that no index map reads, and a
-        list with one for each result.
-      params: parameters.
-      grid: the grid.
-      scratch: the author's scratch.
+      spec: pytrees; in a call a list with one for each argument that no
+        index map reads, and one for each result.
+      scratch: declarations, by position and by name.
       team: the warpgroups of a block; None: one, which copies as well.
-      name: of the call.
+      aliases: arguments whose array is a result's, by their positions.
     """
 
     kernel: Callable[..., None]
     spec: call_specs.Spec
     params: types.CompilerParams
     grid: Grid
-    scratch: Scratch
+    scratch: tuple[tuple[Any, ...], dict[str, Any]]
     team: Team | None
     name: str
+    launch: Callable[..., Any]
+    out_shape: Any
+    aliases: Mapping[int, int]
 
     @property
     def who(self) -> str:
-        """Its name in messages."""
         return f"pallas_call {self.name}"
 
+    def __call__(self, *args: Any) -> Any:
+        spec, who, outs = self.spec, self.who, self.out_shape
+        n = spec.num_scalar_prefetch
+        call_specs.check_prefetched(args, n, self.name)
+        ins = call_specs.block_specs(spec.in_specs, args[n:], f"{who}: in_specs")
+        of_outs = call_specs.block_specs(spec.out_specs, outs, f"{who}: out_specs")
+        spec = dataclasses.replace(spec, in_specs=ins, out_specs=of_outs)
+        pairs = call_specs.aliases(self.aliases, args, outs, n, self.name)
+        if not self.grid.parallel:
+            spec = call_specs.in_place(spec, pairs)
+        program = dataclasses.replace(self, spec=spec)
+        out_tree = call_specs.structure(call_specs.at_top(outs))
+        trees = call_specs.structure(args[n:]), out_tree
+
+        @functools.wraps(self.kernel)
+        def body(*refs: Any) -> None:
+            program.run(call_specs.leaves(refs), *trees)
+
+        tracer = functools.partial(
+            kernel_lib.traced_for_gpu, require=program.require_own_parts
+        )
+        launch = functools.partial(
+            self.launch, body, args, outs, aliases=pairs, tracer=tracer
+        )
+        if not self.grid.is_empty:
+            return launch()
+        # The body is traced all the same: a mistake does not depend on the grid.
+        jax.eval_shape(launch)
+        return self._untouched(args, pairs)
+
+    def _untouched(self, args: Sequence[Any], aliases: Sequence[Any]) -> Any:
+        """Returns the results of a grid without positions: zeros, or the arguments."""
+        leaves, tree = jax.tree.flatten(self.out_shape)
+        results = [jnp.zeros(x.shape, x.dtype) for x in leaves]
+        given = call_specs.leaves(args)
+        for i, j in aliases:
+            own = given[i][...] if mutable.is_mutable(given[i]) else given[i]
+            results[j] = jnp.asarray(own, leaves[j].dtype)
+        return jax.tree.unflatten(tree, results)
+
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
-        """Runs the body at all steps of this CTA."""
         depth = self.params.max_concurrent_steps
         if self.grid.sequential:
             check_depth(self.who, depth, (*self.spec.in_specs, *self.spec.out_specs))
         n = self.spec.num_scalar_prefetch
-        names = body_names(self.kernel, n, in_tree, out_tree, *self.scratch.arguments)
+        names = body_names(self.kernel, n, in_tree, out_tree, *self.scratch)
         read, own_names = refs[:n], names[len(refs) - n :]
+        declared, tree = jax.tree.flatten(self.scratch, is_leaf=is_declaration)
 
-        def with_shared(shared: Scratch) -> None:
+        def with_shared(shared: list[Any]) -> None:
             scratch = shared
 
             def over(grid: Grid) -> Pipeline:
                 program = dataclasses.replace(self, grid=grid)
 
                 def step(indices: Sequence[Any], *blocks: Any) -> None:
-                    positional, named = scratch.arguments
+                    positional, named = jax.tree.unflatten(tree, scratch)
                     program._call(indices, (*read, *blocks, *positional), named)
 
                 with scope.locating(self.kernel):
@@ -75,12 +117,12 @@ class Program:
                 return Pipeline.of(body, streams, grid.steps, depth, self.team)
 
             def context(pipeline: Callable[[], None]) -> None:
-                def with_own(own: Scratch) -> None:
+                def with_own(own: list[Any]) -> None:
                     nonlocal scratch
                     scratch = own
                     pipeline()
 
-                shared.allocate(with_own, own_names, (), per_warpgroup=True)
+                _allocated(shared, own_names, (), True, with_own)
 
             def run(memory: Any) -> None:
                 if not self.grid.repeats:
@@ -92,12 +134,11 @@ class Program:
             first.allocate(run)
 
         axes = () if self.team is None else self.team.axis
-        self.scratch.allocate(with_shared, own_names, axes, per_warpgroup=False)
+        _allocated(declared, own_names, axes, False, with_shared)
 
     def _call(
         self, indices: Sequence[Any], operands: Sequence[Any], named: dict[str, Any]
     ) -> None:
-        """Calls the author's function at a step."""
         with scope.at_position(self.grid.position(*indices), self.grid.sizes):
             result = scope.call(self.who, self.kernel, *operands, **named)
         scope.require_none(self.who, self.kernel, result)
@@ -211,3 +252,32 @@ class Program:
             "its own part of the array",
             where=scope.location(mapped or self.kernel),
         )
+
+
+def _allocated(
+    scratch: Sequence[Any],
+    names: Sequence[str],
+    axes: Any,
+    per_warpgroup: bool,
+    f: Callable[[list[Any]], None],
+) -> None:
+    """Calls `f` with scratch, of which a part has references in place of declarations.
+
+    Args:
+      axes: the thread axis, if the warpgroups of a block share the part.
+      per_warpgroup: whether it is what is in the registers of a warpgroup.
+    """
+    part = {
+        i: x
+        for i, x in enumerate(scratch)
+        if is_declaration(x) and x.memory_space.per_warpgroup is per_warpgroup
+    }
+
+    def with_refs(*refs: Any) -> None:
+        allocated = dict(zip(part, refs, strict=True))
+        f([allocated.get(i, x) for i, x in enumerate(scratch)])
+
+    if part:
+        scoped(with_refs, list(part.values()), {}, axes, [names[i] for i in part])
+    else:
+        with_refs()

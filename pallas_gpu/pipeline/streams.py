@@ -35,12 +35,7 @@ BlockSpecs = Annotated[Any, block_specs]
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """The inputs and outputs of a pipeline.
-
-    Attributes:
-      inputs, outputs: the arrays, flat.
-      in_tree, out_tree: structures of the body's positional arguments for them.
-    """
+    """The inputs and outputs of a pipeline."""
 
     inputs: list[Stream]
     outputs: list[Stream]
@@ -50,13 +45,6 @@ class Streams:
     def operands(
         self, buffers: Mapping[Stream, Any], indices: Sequence[Any]
     ) -> list[Any]:
-        """Returns the body's arguments at a position.
-
-        Args:
-          buffers: buffers in SMEM; the body accesses other blocks in GMEM.
-          indices: the position.
-        """
-
         def accessed(stream: Stream) -> Any:
             if stream in buffers:
                 return buffers[stream]
@@ -81,7 +69,6 @@ def streams_of(
     *,
     multicast: bool,
 ) -> Streams:
-    """Returns the inputs and outputs of a pipeline."""
     n_in = len(in_specs)
     if len(refs) != n_in + len(out_specs):
         raise errors.ArgumentError(
@@ -116,14 +103,7 @@ def body_names(
     last: Sequence[Any] = (),
     named: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Returns a body's names of its references, flat.
-
-    Args:
-      function: the body.
-      first: number of arguments before the inputs, which are left out.
-      in_tree, out_tree: structures of its inputs and outputs.
-      last, named: arguments after the outputs, and those by name.
-    """
+    """Returns a body's names of its references, flat, without the first arguments."""
     blocks = [
         jax.tree.unflatten(tree, [object()] * tree.num_leaves)
         for tree in (in_tree, out_tree)
@@ -149,20 +129,13 @@ def _flat(
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """The body of a pipeline.
-
-    Attributes:
-      function: the author's function.
-      who: the pipeline's name for error messages.
-      has_carry: whether it takes and returns a carry.
-    """
+    """The body of a pipeline."""
 
     function: Callable[..., Any]
     who: str
     has_carry: bool
 
     def call(self, indices: Any, operands: Sequence[Any], carry: Any) -> Any:
-        """Calls the body for a step; returns the next carry."""
         last = (carry,) if self.has_carry else ()
         result = scope.call(self.who, self.function, indices, *operands, *last)
         if not self.has_carry:

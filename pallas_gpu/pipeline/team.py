@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax import lax
 
 from pallas_gpu import arch, errors
 from pallas_gpu.entry import control
-from pallas_gpu.primitives.registers import set_max_registers
+from pallas_gpu.pipeline.specialized.roles import in_role
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # PTX ISA, setmaxnreg: counts are multiples of 8 up to 256.
@@ -48,12 +49,10 @@ class Team:
 
     @property
     def automatic(self) -> Team:
-        """The team for inputs that the body neither waits for nor releases."""
         return dataclasses.replace(self, separate_full=False, manual_release=False)
 
     @property
     def warpgroups(self) -> int:
-        """The number of warpgroups of a block."""
         return self.compute + (self.registers is not None)
 
     def stores(self) -> Any:
@@ -67,33 +66,15 @@ class Team:
         copy_once: Callable[[], None],
         consume: Callable[[], None],
     ) -> None:
-        """Runs each warpgroup in its role; all of the block call it.
-
-        Args:
-          who: name of the pipeline for error messages.
-          produce: what the memory warpgroup runs.
-          copy_once: what the first one runs in its place.
-          consume: what the others run.
-        """
         wg = lax.axis_index(self.axis)
         if self.registers is None:
             control.when(wg == 0)(copy_once)
             consume()
             return
-        fewer, more = (
-            self.registers,
-            compute_registers(who, self.compute, self.registers),
-        )
-
-        @control.when(wg == self.memory)
-        def _():
-            set_max_registers(fewer, action="decrease")
-            produce()
-
-        @control.when(wg != self.memory)
-        def _():
-            set_max_registers(more, action="increase")
-            consume()
+        more = compute_registers(who, self.compute, self.registers)
+        fewer = functools.partial(in_role, self.registers, "decrease", produce)
+        control.when(wg == self.memory)(fewer)
+        control.when(wg != self.memory)(lambda: in_role(more, "increase", consume))
 
 
 def compute_registers(who: str, compute_wgs: int, memory_registers: int) -> int:

@@ -237,7 +237,6 @@ class WarpSpecializedPipeline:
 
 
 def _require_declared(allocations: Any, declarations: Any) -> None:
-    """Raises unless the allocations are those of some declarations."""
     expected, tree = jax.tree.flatten(declarations, is_leaf=is_declaration)
     given, given_tree = jax.tree.flatten(
         allocations, is_leaf=lambda x: hasattr(x, "shape")
@@ -261,5 +260,4 @@ def _require_declared(allocations: Any, declarations: Any) -> None:
 
 
 def _in_full(aval: Any) -> str:
-    """Describes an allocation, with what distinguishes it from similar ones."""
     return str(getattr(aval, "barrier", None) or types.describe(aval))

@@ -161,8 +161,8 @@ def _converted(element: Any) -> str:
     """Returns the hint for elements of a type that kernels do not have."""
     if jax.dtypes.issubdtype(element, jax.dtypes.prng_key):
         return (
-            "pass jax.random.key_data(key), and make the key in the body: "
-            "jax.random.wrap_key_data(data_ref[...])"
+            "let the body close over the keys; or pass jax.random.key_data(key), and "
+            "take jax.random.wrap_key_data(ref[...]) in the body"
         )
     return COMPLEX_PARTS if is_complex(element) else "convert it with .astype"
 

@@ -123,6 +123,15 @@ def test_large_numbers_do_not_overflow_in_between():
     check(lax.cosh, [np.float32([89.0] * 128)], np.cosh([89.0] * 128), 5e-6)
 
 
+def test_zeta_where_it_is_infinite_and_where_it_is_undefined():
+    s, q = np.meshgrid(
+        np.float32([-2, -0.5, 0, 0.5, 1, 1.5, 2, 3]), np.float32([-3, -2.5, 0, 2])
+    )
+    expected = np.asarray(jax.jit(lax.zeta)(s, q))
+    assert np.isinf(expected).any() and np.isnan(expected).any()
+    check(lax.zeta, [s, q], expected, 1e-5)
+
+
 def test_zeta_and_polygamma():
     rng = np.random.default_rng(1)
     s = rng.uniform(1.1, 12, (2, 128)).astype(np.float32)

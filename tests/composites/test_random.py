@@ -126,6 +126,58 @@ def test_a_key_is_an_argument_as_its_words():
     everywhere.run(body, [words], expected)
 
 
+def constant(seed, impl=None):
+    """A key that a body closes over: the trace does not make it."""
+    with jax.ensure_compile_time_eval():
+        return random.key(seed, impl=impl)
+
+
+def keys():
+    with jax.ensure_compile_time_eval():
+        return random.split(random.key(99), 3)
+
+
+def drawn(key):
+    """A kernel whose body closes over a key."""
+
+    def body(out_ref):
+        out_ref[...] = random.bits(key, SHAPE)
+
+    return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(SHAPE, jnp.uint32))()
+
+
+def test_a_body_closes_over_keys():
+    def function():
+        return random.bits(keys()[1], SHAPE) ^ random.bits(constant(7), SHAPE)
+
+    def body(out_ref):
+        out_ref[...] = function()
+
+    everywhere.run(body, [], np.asarray(function()))
+
+
+def test_a_function_in_a_body_closes_over_keys():
+    outer = keys()
+
+    def function(i):
+        one = jax.jit(lambda i: random.bits(outer[i], SHAPE))(i)
+        return one ^ random.randint(outer[0], SHAPE, 0, 9).astype(jnp.uint32)
+
+    def body(i_ref, out_ref):
+        out_ref[...] = function(i_ref[0])
+
+    everywhere.run(body, [np.int32([2])], np.asarray(function(2)))
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap, lambda f: jax.jit(jax.vmap(f))])
+def test_a_body_closes_over_a_traced_key(around):
+    given = keys() if around is not jax.jit else keys()[0]
+    expected = jax.jit(lambda k: random.bits(k, SHAPE))
+    if given.shape:
+        expected = jax.vmap(expected)
+    np.testing.assert_array_equal(around(drawn)(given), expected(given))
+
+
 def test_dropout_masks_what_it_masks_outside():
     x = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
 
@@ -155,3 +207,8 @@ def test_a_key_in_a_scope():
 def test_another_generator(seed_ref, out_ref):
     key = random.key(seed_ref[0], impl="rbg")  # HERE
     out_ref[...] = random.bits(key, SHAPE)
+
+
+@refused_by(everywhere.emulate, [], jax.ShapeDtypeStruct(SHAPE, jnp.uint32))
+def test_a_captured_key_of_another_generator(out_ref):
+    out_ref[...] = random.bits(constant(0, "rbg"), SHAPE)

@@ -55,6 +55,31 @@ def test_python_says_what_to_write_for_a_value_that_only_the_kernel_has(
     o[0] = misuse(x)
 
 
+def stored_rows(x, o):
+    jax.vmap(lambda i, row: o.__setitem__(i, row))(jnp.arange(8), x[:8])
+
+
+def rows_of_a_part(x, o):
+    o[:8] = jax.vmap(lambda i: x.at[8:24][i])(jnp.arange(8))
+
+
+def parts_of_rows(x, o):
+    o[:8, :4] = jax.vmap(lambda i: x[i, plgpu.ds(i, 4)])(jnp.arange(8))
+
+
+@pytest.mark.parametrize("misuse", [stored_rows, rows_of_a_part, parts_of_rows])
+@refused_by(run)
+def test_vmap_of_a_function_that_accesses_a_reference(x, o, *, misuse):
+    misuse(x, o)
+
+
+@pytest.mark.parametrize("value", [1.0, jnp.int32], ids=["scalar", "int32"])
+@refused_by(run)
+def test_an_update_with_another_type(x, o, *, value):
+    value = value if isinstance(value, float) else x[...].astype(value)
+    jax.ref.addupdate(o, ..., value)  # HERE
+
+
 def test_the_hints_work():
     def body(x, o):
         i = position()

@@ -55,6 +55,25 @@ def test_a_whole_array_in_place(grid):
     check(body, [x], expected, grid=grid, input_output_aliases={0: 0})
 
 
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_whole_array_in_place_of_one_program(steps):
+    """Argument and result are one array without a parallel axis, too."""
+
+    def body(rows_ref, x_ref, o_ref):
+        o_ref[rows_ref[0]] += 1
+        o_ref[2] = x_ref[rows_ref[0]] * 2
+
+    x, rows = numbers(3, 128), np.int32([1])
+    expected = x.copy()
+    expected[1] += steps or 1
+    expected[2] = expected[1] * 2
+    semantics = None if steps is None else ("arbitrary",)
+    check(
+        body, [rows, x], expected, input_output_aliases={1: 0}, grid=steps or (),
+        compiler_params=plgpu.CompilerParams(dimension_semantics=semantics),
+    )  # fmt: skip
+
+
 def test_whole_arrays_of_programs_may_exceed_smem():
     def body(x_ref, row_ref, o_ref):
         i = plgpu.program_id(0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,3 +67,24 @@ def test_a_phase_needs_as_many_arrivals_as_upstreams(axes):
     mesh = plgpu.Mesh(cluster=(2, 2), cluster_names=("x", "y"))
     barrier = plgpu.ClusterBarrier(collective_axes=axes, num_arrivals=3)
     assert barrier.phase_arrivals(mesh) == 3 * theirs == 3 * len(HEARD[axes][0])
+
+
+@everywhere.gives([np.int8([-3, 4] * 64)], np.int32([-3, 7] + [4, -3] * 63))
+def test_a_store_of_other_integers_is_refused_but_numbers_are_converted(x, o):
+    with pytest.raises(plgpu.errors.DTypeError, match=r"int32\[128\]"):
+        o[...] = x[...]
+    o[...] = plgpu.load(x, (1 - jnp.arange(128) % 2,)).astype(jnp.int32)
+    o[0], o[1] = -3, 7
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_number_is_weak_only_where_a_body_closes_over_it(captured):
+    def body(factor, x, o):
+        product = (0.5 if captured else factor[()]) * x[...]
+        assert product.dtype == (x.dtype if captured else F32)
+        o[...] = product.astype(x.dtype)
+
+    x = X.astype(jnp.bfloat16)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    got = plgpu.pallas_call(body, out)(0.5, x)
+    np.testing.assert_array_equal(got, x / 2)

@@ -18,6 +18,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -63,8 +64,11 @@ def plain(
     if not trace.replaces_in(closed.jaxpr):
         return closed, ()
 
+    # Here, as keys of the trace around the kernel are taken apart in that trace.
+    captured = [keys.of_array(x) if keys.is_key(x) else x for x in closed.consts]
+
     def again(*refs: Any) -> list[Any]:
-        return settled(trace.run(closed, refs))
+        return settled(trace.run(closed, refs, captured))
 
     made, _ = _jax.trace(again, [v.aval for v in closed.jaxpr.invars], mesh.axes)
     # The author's function and line are still those of the body.
@@ -98,6 +102,10 @@ class _Plain(Retrace):
         )
 
     def bound(self, aval: Any, value: Any) -> Any:
+        if keys.is_key(aval) and not isinstance(value, keys.Key):
+            # A function in the body closes over keys, which are not traced.
+            with jax.ensure_compile_time_eval():
+                return keys.of_array(value)
         return no_elements.Empty.of(aval) if no_elements.is_empty(aval) else value
 
     def results(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:

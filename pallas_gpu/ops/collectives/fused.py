@@ -33,6 +33,7 @@ from pallas_gpu.ops.folded import split
 from pallas_gpu.ops.gemm import heuristic, hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
 
 # Columns of a part of a tile that is stored at once: half of those of other products.
@@ -78,14 +79,12 @@ _SENT_COLUMNS = 512
 
 
 @cached
-def gathering_kernel(
-    p: Problem, c: MatmulConfig, group: Group, compiler_params, interpret
-) -> Any:
+def gathering_kernel(p: Problem, group: Group) -> Any:
     """Returns the kernel: a function of (1, M, K) and (1, K, N), of `p.batch` devices.
 
     The results are (devices, M, N), and the rows of the others, (devices - 1, M, K).
     """
-    schedule = hopper.Schedule(p, c)
+    schedule = hopper.Schedule(p, p.config)
     scratch = {
         **hopper.scratch_of(schedule),
         "sent": plgpu.Ring(
@@ -99,28 +98,21 @@ def gathering_kernel(
         ),
     }
 
-    def visits(wg, x, w, out, gathered, *, sent, there, **memory):
+    def visits(wg, mem):
         arrivals = Arrivals.of(schedule, group)
-        mem = hopper.Memory(a=x, b=w, out=out, **memory)
         return (
-            lambda: functools.partial(_produce_rows, schedule, mem, gathered, there),
+            lambda: functools.partial(_produce_rows, schedule, mem),
             lambda: _Gathering(schedule, mem, wg, group).visit,
-            lambda: _send_rows(arrivals, x, gathered, sent),
-            lambda: arrivals.watch(there),
+            lambda: _send_rows(arrivals, mem),
+            lambda: arrivals.watch(mem.there),
         )
 
-    kernel = hopper.persistent(
-        schedule,
-        visits,
-        [
-            jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
-            jax.ShapeDtypeStruct((group.size - 1, p.m, p.k), p.dtype),
-        ],
-        scratch,
-        kernel_name="all_gather_matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+    results = {
+        "out": jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+        "gathered": jax.ShapeDtypeStruct((group.size - 1, p.m, p.k), p.dtype),
+    }
+    name = "all_gather_matmul"
+    kernel = hopper.persistent(schedule, name, visits, results, scratch=scratch)
     return lambda x, w: kernel(x, w)[0]
 
 
@@ -201,14 +193,12 @@ class Arrivals:
             )
 
 
-def _produce_rows(
-    schedule, mem, gathered, there, batch, row, column, first_step
-) -> None:
+def _produce_rows(schedule, mem, batch, row, column, first_step) -> None:
     """Copies the operands of a tile of the rows of one device."""
     produce = functools.partial(hopper.produce, schedule)
-    others = mem.but(a=gathered)
+    others = mem.but(a=mem.gathered)
     step = lax.div(first_step, np.int32(schedule.steps))
-    there.take(step)
+    mem.there.take(step)
 
     @plgpu.when(lax.eq(batch, np.int32(0)))
     def _() -> None:
@@ -218,7 +208,7 @@ def _produce_rows(
     def _() -> None:
         produce(others, batch - 1, row, column, first_step)
 
-    there.release(step)
+    mem.there.release(step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +223,7 @@ class _Gathering(hopper.Consumer):
         return (self.group.at(self.group.me(), batch), *place), is_inside
 
 
-def _send_rows(arrivals: Arrivals, x: Any, gathered: Any, sent: plgpu.Ring) -> None:
+def _send_rows(arrivals: Arrivals, mem: Memory) -> None:
     """Stores this CTA's share of the device's rows at all other devices."""
     group, tiles = arrivals.group, arrivals.schedule.tiles
     c = arrivals.schedule.config
@@ -246,14 +236,14 @@ def _send_rows(arrivals: Arrivals, x: Any, gathered: Any, sent: plgpu.Ring) -> N
     def _(i: Any) -> None:
         # The device that multiplies these rows as its (i + 1)th ones.
         there = group.at(group.me(), np.int32(group.size - 1) - i)
-        target = group.peer(gathered, there).at[i]
+        target = group.peer(mem.gathered, there).at[i]
 
         @plgpu.nd_loop((parts,), collective_axes=axes)
         def _(info: Any) -> None:
             row, column = split(info.index[0], arrivals.parts)
             start = row * c.block_m, column * _SENT_COLUMNS
             before = info.local_index + i * most
-            _send_part(arrivals, x.at[0], target, sent, start, before)
+            _send_part(arrivals, mem.a.at[0], target, mem.sent, start, before)
             plgpu.semaphore_signal(
                 arrivals.arrived.at[i, row], device_id=group.device(there)
             )
@@ -312,38 +302,28 @@ def _send_part(
 
 
 @cached
-def scattering_kernel(
-    p: Problem, c: MatmulConfig, group: Group, compiler_params, interpret
-) -> Any:
+def scattering_kernel(p: Problem, group: Group) -> Any:
     """Returns the kernel: a function of (devices, M, K) and (1, K, N).
 
     The results are (1, M, N), and what arrives of the others, (devices - 1, M, N). M
     and N are multiples of the parts that are stored at once.
     """
-    schedule = hopper.Schedule(p, c)
+    schedule = hopper.Schedule(p, p.config)
 
-    def visits(wg, x, w, out, received, **memory):
-        mem = hopper.Memory(a=x, b=w, out=out, **memory)
+    def visits(wg, mem):
         tiles = schedule.tiles
         plane = math.prod(tiles.plane) * math.prod(tiles.cluster)
         arrived = plgpu.get_global(plgpu.SemaphoreType.REGULAR((plane, CONSUMERS)))
         return (
             lambda: functools.partial(_produce_for, schedule, mem, group),
-            lambda: _Scattering(schedule, mem, wg, group, received, arrived).visit,
+            lambda: _Scattering(schedule, mem, wg, group, arrived).visit,
         )
 
-    kernel = hopper.persistent(
-        schedule,
-        visits,
-        [
-            jax.ShapeDtypeStruct((1, p.m, p.n), p.out_dtype),
-            jax.ShapeDtypeStruct((group.size - 1, p.m, p.n), p.out_dtype),
-        ],
-        hopper.scratch_of(schedule),
-        kernel_name="matmul_reduce_scatter",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+    results = {
+        "out": jax.ShapeDtypeStruct((1, p.m, p.n), p.out_dtype),
+        "received": jax.ShapeDtypeStruct((group.size - 1, p.m, p.n), p.out_dtype),
+    }
+    kernel = hopper.persistent(schedule, "matmul_reduce_scatter", visits, results)
     return lambda x, w: kernel(x, w)[0]
 
 
@@ -359,12 +339,10 @@ class _Scattering(hopper.Consumer):
 
     Attributes:
       group: the devices.
-      received: what the others have stored, by distance.
       arrived: semaphores for each tile and consumer: the devices that have stored.
     """
 
     group: Group
-    received: Any
     arrived: Any
 
     def visit(self, batch, row, column, first_step) -> None:
@@ -427,7 +405,7 @@ class _Scattering(hopper.Consumer):
     def _send(self, product: Any, batch: Any, row: Any, column: Any) -> None:
         """Starts the copies of a tile to the device at a distance."""
         there = self.group.at(self.group.me(), batch + np.int32(1))
-        target = self.group.peer(self.received, there)
+        target = self.group.peer(self.mem.received, there)
         for part, store, place in self._parts:
             (_, *window), is_inside = self.window(part, batch, row, column)
             store.store(
@@ -441,9 +419,8 @@ class _Scattering(hopper.Consumer):
 
             def with_others(total: Any, window: Any = window) -> Any:
                 for i in range(self.group.size - 1):
-                    other = plgpu.load(
-                        self.received.at[(i, *window)], layout=plgpu.Layout.WGMMA
-                    )
+                    other = self.mem.received.at[(i, *window)]
+                    other = plgpu.load(other, layout=plgpu.Layout.WGMMA)
                     total = total + other.astype(jnp.float32)
                 return total
 

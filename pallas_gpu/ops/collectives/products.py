@@ -207,6 +207,7 @@ def _problem(call: _Call, m: int, x: jax.Array, w: jax.Array) -> Problem:
         out_dtype=jnp.dtype(x.dtype),
         batch=call.group.size,
         shared_b=True,
+        **call.of_kernels,
     )
 
 
@@ -242,7 +243,7 @@ def _run_gathered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
     if not call.is_fused(p, None):
         return call.product(call.alone(all_gather, x), w)
     config = _config(call, p, fused.choose_gathering)
-    kernel = fused.gathering_kernel(p, config, call.group, **call.of_kernels)
+    kernel = fused.gathering_kernel(p.but(config=config), call.group)
     return kernel(x[None], w[None]).reshape(-1, p.n)
 
 
@@ -260,7 +261,7 @@ def _run_scattered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
     if by_default or not call.is_fused(p, reason):
         return call.alone(reduce_scatter, call.product(x, w))
     config = _config(call, p, fused.choose)
-    kernel = fused.scattering_kernel(p, config, call.group, **call.of_kernels)
+    kernel = fused.scattering_kernel(p.but(config=config), call.group)
     return kernel(x.reshape(n, p.m, p.k), w[None])[0]
 
 

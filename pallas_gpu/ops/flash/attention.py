@@ -185,11 +185,8 @@ def _chosen(
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)
         return AttentionConfig()
-    needed = {
-        AttentionConfig: arch.Feature.WGMMA,
-        BlackwellAttentionConfig: arch.Feature.TCGEN05,
-    }
-    targets.require("attention", config, compiler_params, needed)
+    kinds = AttentionConfig, BlackwellAttentionConfig
+    targets.require("attention", config, compiler_params, kinds)
     return config
 
 
@@ -215,7 +212,6 @@ def _check_for_blackwell(
 
 
 def _check_narrow(config: Any, packed: bool) -> None:
-    """Refuses what the kernel does not have for operands of float8."""
     if packed or isinstance(config, BlackwellAttentionConfig):
         raise errors.UnsupportedError(
             "attention: float8 is not supported here",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.rules import Positive, TileM, TileN
@@ -59,6 +60,8 @@ class AttentionConfig:
     heads_together: Positive = 8
     blocks: int | None = None
     keep_maxima: bool = False
+
+    feature: ClassVar[arch.Feature] = arch.Feature.WGMMA
 
     @classmethod
     @expect.arguments(
@@ -123,6 +126,8 @@ class BlackwellAttentionConfig:
     block_kv: TileN = 128
     stages: Positive = 2
     heads_together: Positive = 8
+
+    feature: ClassVar[arch.Feature] = arch.Feature.TCGEN05
 
     @classmethod
     @expect.arguments(head_dim=expect.integer(1))

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
@@ -26,6 +24,7 @@ from pallas_gpu.ops.rules import (
     check_array,
     no_types,
     positive,
+    without_derivative,
 )
 
 _WHO = "decode_attention"
@@ -183,30 +182,24 @@ def decode_attention(
     for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
         arrays[name] = None if isinstance(scale, float) else scale.reshape(-1)
     given = {name: array for name, array in arrays.items() if array is not None}
-    found = _without_derivative(problem, tuple(given), *given.values())
+    found = _without_derivative(problem, given)
     out = found["out"].reshape(shape)
     if not return_logsumexp:
         return out
     return out, found["logsumexp"].reshape(shape[:-1])
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _without_derivative(p: Problem, names: tuple[str, ...], *arrays: Any) -> Any:
-    return make_kernel(p, names)(dict(zip(names, arrays, strict=True)))
-
-
-@_without_derivative.defjvp
-def _(p: Problem, names: tuple[str, ...], arrays: Any, tangents: Any):
-    raise errors.DifferentiationError(
+def _without_derivative(p: Problem, arrays: dict[str, Any]) -> Any:
+    refusal = errors.DifferentiationError(
         "decode_attention: it has no derivative",
         expected="a call outside jax.grad, jax.jvp and jax.linearize",
         got="a call that JAX differentiates",
         hint="use ops.attention, or jax.lax.stop_gradient of q, k and v",
     )
+    return without_derivative(make_kernel(p, tuple(arrays)), refusal)(arrays)
 
 
 def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) -> _Cache:
-    """Returns the sizes of the cache, after a check of its number of dimensions."""
     expected = "q (batch, heads, head_dim) or (batch, q_len, heads, head_dim); k and v "
     expected += "of four dimensions; with kv_axis, k of five and v=None"
     axis = -1 if kv_axis is None else kv_axis

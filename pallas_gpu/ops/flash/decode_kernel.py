@@ -57,7 +57,7 @@ def make_kernel(p: Problem, inputs: tuple[str, ...]) -> Any:
         scratch["others_full"] = plgpu.Barrier(num_arrivals=c.consumers - 1)
         scratch["others_empty"] = plgpu.Barrier()
     grid: dict[str, int] = {"tile": p.batch * p.units}
-    cluster: dict[str, Any] = {}
+    cluster: dict[str, int] = {}
     if c.cluster > 1:
         scratch["parts"] = plgpu.SMEM((c.consumers, *part), jnp.float32)
         scratch["stats"] = plgpu.SMEM((c.consumers, *stats), jnp.float32)
@@ -65,7 +65,7 @@ def make_kernel(p: Problem, inputs: tuple[str, ...]) -> Any:
         scratch["inbox"] = plgpu.SMEM((sources, p.share, p.columns), jnp.float32)
         scratch["inbox_stats"] = plgpu.SMEM((sources, *stats), jnp.float32)
         scratch["arrived"] = plgpu.Barrier(num_arrivals=2 * sources)
-        cluster = {"cluster": (c.cluster,), "cluster_names": ("split",)}
+        cluster = {"split": c.cluster}
     else:
         workers = p.lanes * p.abreast
         if p.divides_tiles:
@@ -82,8 +82,8 @@ def make_kernel(p: Problem, inputs: tuple[str, ...]) -> Any:
     return launch(
         *(p, name, body, inputs, results, scratch),
         grid=grid,
+        cluster=cluster,
         warpgroups=p.warpgroups,
-        **cluster,
     )
 
 

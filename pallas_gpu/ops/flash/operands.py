@@ -73,7 +73,6 @@ def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
 
 
 def result_dtype(dtype: Any, out_dtype: Any) -> Any:
-    """Returns the type of the result."""
     of_narrow = jnp.bfloat16, jnp.float16
     allowed = [*map(jnp.dtype, of_narrow if narrow.is_narrow(dtype) else (dtype,))]
     if out_dtype is None:
@@ -115,7 +114,6 @@ def scales(q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Any:
 
 
 def sizes(x: Operands, packed: bool) -> tuple[int, int, int, int, int, int, int]:
-    """Returns the first fields of a problem, up to the two head_dims."""
     batch = x.q_starts.shape[0] - 1 if packed else x.q.shape[0]
     q_len, heads, head_dim = x.q.shape[-3:]
     kv_len, kv_heads, v_dim = x.v.shape[-3:]

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import memory
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
@@ -37,40 +38,14 @@ def launch(
     inputs: Iterable[str],
     results: Mapping[str, Any],
     scratch: Mapping[str, Any],
-    *,
-    grid: Mapping[str, int],
-    warpgroups: int,
-    **options: Any,
+    **axes: Any,
 ) -> Callable[[Mapping[str, Any]], dict[str, jax.Array]]:
     """Returns a kernel: a function of arrays by their names, of which it takes some.
 
-    It returns the results by their names.
-
-    Args:
-      p: the problem, with `compiler_params` and `interpret`.
-      body: takes the references of inputs, results and scratch.
-      inputs: names of the arrays.
-      results: their types.
-      grid: sizes of its axes.
+    It returns the results by their names. The arguments are those of `memory.launch`.
     """
     inputs = tuple(inputs)
-
-    def with_names(*refs: Any, **scratch: Any) -> None:
-        body(Memory(**dict(zip((*inputs, *results), refs, strict=True)), **scratch))
-
-    kernel = plgpu.kernel(
-        with_names,
-        out_type=tuple(results.values()),
-        grid=tuple(grid.values()),
-        grid_names=tuple(grid),
-        num_threads=warpgroups,
-        thread_name="wg",
-        kernel_name=name,
-        scratch_types=scratch,
-        compiler_params=p.compiler_params,
-        interpret=p.interpret,
-        **options,
-    )
+    kernel = memory.launch(p, name, body, inputs, results, scratch, **axes)
 
     def call(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         found = kernel(*(arrays[x] for x in inputs))

@@ -32,6 +32,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -41,11 +42,12 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
-from pallas_gpu.ops.gemm.config import BLOCK_M, BlackwellMatmulConfig
+from pallas_gpu.ops.gemm.config import BLOCK_M
 from pallas_gpu.ops.gemm.epilogue import scaled
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.rules import bits, cached, padded
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.tiles import starts_inside, tiles
 
 TARGET = arch.SM_100A.name
 
@@ -68,24 +70,17 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which tiles a block computes, in which order, and with which memory.
-
-    Attributes:
-      problem: sizes; the last tiles may reach over the edge.
-      config: a `BlackwellMatmulConfig` or a `BlockScaledMatmulConfig`.
-    """
+    """Which tiles a block computes, in which order, and with which memory."""
 
     problem: Problem
     config: Any
 
     @property
     def tile_k(self) -> int:
-        """Depth of a step."""
         return self.config.tile_k or _ROW_BYTES * 8 // self.bits
 
     @property
     def bits(self) -> int:
-        """Of an element of A or B."""
         return bits(self.problem.dtype)
 
     @property
@@ -95,14 +90,12 @@ class Schedule:
 
     @property
     def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, and their order."""
         p, c = self.problem, self.config
         minor = 0 if c.minor == "m" else 1
         return plgpu.TileSchedule((p.m, p.n), self.step[:2], minor=minor, strip=c.strip)
 
     @property
     def steps(self) -> int:
-        """Steps along K of one tile."""
         return plgpu.cdiv(self.problem.k, self.tile_k)
 
     @property
@@ -151,7 +144,6 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """Buffers of the ring."""
         if self.config.stages is not None:
             return self.config.stages
         n = self.config.tile_n
@@ -162,22 +154,16 @@ class Schedule:
         return max(1, min(8, free // one))
 
     @property
-    def launch(self) -> dict[str, Any]:
-        """The grid, cluster and warpgroups of the launch."""
+    def axes(self) -> dict[str, Any]:
         c, tiles = self.config, self.tiles
         clusters = tiles.clusters(c.blocks // c.ctas)
-        options = {
-            "grid": (tiles.count if c.dynamic else clusters,),
-            "grid_names": ("worker",),
-            "num_threads": 3 if c.dynamic else 2,
-            "thread_name": "wg",
+        return {
+            "grid": {"worker": tiles.count if c.dynamic else clusters},
+            "cluster": {PAIR: c.ctas} if c.ctas > 1 else {},
+            "warpgroups": 3 if c.dynamic else 2,
         }
-        if c.ctas > 1:
-            options |= {"cluster": (c.ctas,), "cluster_names": (PAIR,)}
-        return options
 
     def tile(self, info: Any) -> tuple[Any, Any, Any]:
-        """Returns the rows and columns of a tile, and its number in this cluster."""
         tile_m, tile_n, _ = self.step
         _, mi, ni = self.tiles.position(info.index[0])
         rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
@@ -212,7 +198,7 @@ class Schedule:
 
     def _run_together(self, wg, load, multiply, store, first) -> None:
         """The roles are warpgroups: only these learn which tile is next."""
-        cluster = self.launch.get("cluster_names", ())
+        cluster = tuple(self.axes["cluster"])
 
         @plgpu.dynamic_scheduling_loop("worker", thread_axis="wg", cluster_axes=cluster)
         def _(info):
@@ -232,14 +218,12 @@ class Schedule:
         plgpu.loop(0, self.steps)(lambda ki: visit(ki, first + ki))
 
     def accumulator(self, acc: Any, number: Any) -> tuple[Any, Any]:
-        """Returns the part of TMEM, and its index, for a tile of the block."""
         which = lax.rem(number, np.int32(self.accumulators))
         start = which * (self.config.tile_n - self.shared_n)
         return acc.at[:, plgpu.ds(start, self.config.tile_n)], which
 
     @property
     def tmem_columns(self) -> int:
-        """Columns of TMEM of all accumulators."""
         return self.accumulators * self.config.tile_n - self.shared_n
 
     @property
@@ -249,7 +233,6 @@ class Schedule:
         return 1 if self.shared_n else self.accumulators
 
     def wait_for_accumulator(self, read: Any, number: Any) -> None:
-        """Waits until the columns of a tile's accumulator have been read."""
         # Whoever has read the shared columns of a tile has read all of the one before.
         earlier = 1 if self.shared_n else self.accumulators
 
@@ -277,16 +260,12 @@ class Schedule:
 
     def starts_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        p, (rows, columns) = self.problem, self.tiles.extent
-        if rows - p.m < BLOCK_M and columns - p.n < self.part_n:
-            return None
-        return jnp.logical_and(row < p.m, column < p.n)
+        part = BLOCK_M, self.part_n
+        return starts_inside(self.problem, self.tiles, part, row, column)
 
 
 @cached
-def make_kernel(
-    p: Problem, config: BlackwellMatmulConfig, compiler_params, interpret
-) -> Any:
+def make_kernel(p: Problem) -> Any:
     """Returns a function of A, B and the operands of the epilogue, of any sizes.
 
     XLA transposes, pads, and applies the epilogue.
@@ -298,12 +277,12 @@ def make_kernel(
             got=p.dtype,
             hint="convert the operands with astype",
         )
-    step = Schedule(p, config).step
+    step = Schedule(p, p.config).step
     m, n, k = map(plgpu.align_to, (p.m, p.n, p.k), step)
     # An epilogue reads sums that are not rounded.
     rounded = p.out_dtype if p.epilogue.is_identity else jnp.dtype(jnp.float32)
-    tiled = Problem(m, n, k, p.dtype, rounded)
-    kernel = tiled_kernel(tiled, config, compiler_params, interpret)
+    options = {x: getattr(p, x) for x in ("config", "compiler_params", "interpret")}
+    kernel = tiled_kernel(Problem(m, n, k, p.dtype, rounded, **options))
 
     def products(a: jax.Array, b: jax.Array) -> jax.Array:
         a = _padded(a, p.transpose_a, (p.m, p.k), (m, k))
@@ -331,23 +310,22 @@ def _padded(
 
 
 @cached
-def tiled_kernel(p: Problem, config: Any, compiler_params: Any, interpret: Any) -> Any:
+def tiled_kernel(p: Problem) -> Any:
     """Returns the function of A (M, K), B and `Problem.operands`.
 
     Scales of blocks, `lhs` and `rhs`, are (rows / 128, scales / 4, 32, 16), for all
     rows and steps of all tiles; the others are as `epilogue.scaled` has them.
     """
-    schedule = Schedule(p, config)
-    params = compiler_params or plgpu.CompilerParams()
+    schedule = Schedule(p, p.config)
+    params = p.compiler_params or plgpu.CompilerParams()
+    p = p.but(compiler_params=dataclasses.replace(params, target=TARGET))
     name = "block_scaled_matmul" if p.group else "scaled_matmul"
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        **schedule.launch,
-        kernel_name=name if p.operands else "matmul",
-        compiler_params=dataclasses.replace(params, target=TARGET),
-        interpret=interpret,
-        scratch_types=_scratch(schedule),
+    return launch(
+        *(p, name if p.operands else "matmul", functools.partial(_body, schedule)),
+        ("a", "b", *p.operands),
+        jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        _scratch(schedule),
+        **schedule.axes,
     )
 
 
@@ -392,13 +370,12 @@ def _scratch(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **scales):
-    *sources, out = refs
-    collective = schedule.config.collective
+def _body(schedule: Schedule, mem: Memory) -> None:
+    collective, ring = schedule.config.collective, mem.operands
     axis = PAIR if collective else None
     p, groups, tile_k = schedule.problem, schedule.groups, schedule.tile_k
-    first = 4 if groups else 2
-    others = dict(zip(p.operands[first - 2 :], sources[first:], strict=True))
+    loaded = ("a", "b", *(p.operands[:2] if groups else ()))
+    scales = {x: mem.get(x) for x in (("a_scale", "b_scale") if groups else ())}
     # What each block of a pair loads; the first copy's barrier counts.
     half, both = plgpu.CopyPartition.PARTITIONED, plgpu.CopyPartition.REPLICATED
     shares = [half(0), half(0 if p.transpose_b else 1), half(0), both]
@@ -414,16 +391,16 @@ def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **
         ]
 
         def visit(ki, step):
-            slot = operands.fill(step)
+            slot = ring.fill(step)
             depth = plgpu.ds(ki * tile_k, tile_k)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
             along = plgpu.ds(ki * groups, groups) if groups else None
             windows = [(rows, depth), of_b, *((part, along) for part in held)]
-            for source, window, i, share in zip(
-                sources[:first], windows, order, shares, strict=False
+            for name, window, i, share in zip(
+                loaded, windows, order, shares, strict=False
             ):
                 plgpu.copy_gmem_to_smem(
-                    source.at[window],
+                    mem.get(name).at[window],
                     slot.buffers[i],
                     slot.full,
                     collective_axes=axis,
@@ -434,11 +411,11 @@ def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **
         schedule.for_each_step(number, visit)
 
     def multiply(rows, columns, number):
-        tile, which = schedule.accumulator(acc, number)
-        schedule.wait_for_accumulator(read, number)
+        tile, which = schedule.accumulator(mem.acc, number)
+        schedule.wait_for_accumulator(mem.read, number)
 
         def visit(ki, step):
-            slot = operands.take(step)
+            slot = ring.take(step)
             a, b, *held = (slot.buffers[i] for i in order)
             for buffer, scale in zip(held, scales.values(), strict=True):
                 plgpu.async_copy_scales_to_tmem(buffer, scale, collective_axis=axis)
@@ -453,39 +430,40 @@ def _body(schedule: Schedule, *refs, operands, out_smem, acc, computed, read, **
             )
 
         schedule.for_each_step(number, visit)
-        plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
+        plgpu.tcgen05_commit_arrive(mem.computed.at[which], collective_axis=axis)
 
-    store = _stores(schedule, out, out_smem, acc, computed, read, others)
-    schedule.run(load, multiply, store)
+    others = {x: mem.get(x) for x in p.operands if x not in loaded}
+    schedule.run(load, multiply, _stores(schedule, mem, others))
 
 
-def _stores(schedule: Schedule, out, buffers, acc, computed, read, others) -> Any:
+def _stores(schedule: Schedule, mem: Memory, others: Mapping[str, Any]) -> Any:
     """Returns what stores a tile part by part; the copies overlap with what follows.
 
     Args:
       others: references to the scales of the result and to its bias, by names.
     """
     width = schedule.part_n
-    store = plgpu.TileStore(buffers, schedule.config.tile_n // width)
+    store = plgpu.TileStore(mem.out_smem, schedule.config.tile_n // width)
 
     def visit_tile(rows, columns, number):
-        tile, which = schedule.accumulator(acc, number)
+        tile, which = schedule.accumulator(mem.acc, number)
         first = rows.start
         if schedule.config.ctas > 1:
             first += lax.axis_index(PAIR) * BLOCK_M
         own = plgpu.ds(first, BLOCK_M)
-        plgpu.barrier_wait(computed.at[which])
+        plgpu.barrier_wait(mem.computed.at[which])
         for part, (start, is_free) in enumerate(schedule.parts(which)):
             value = plgpu.async_load_tmem(tile.at[:, plgpu.ds(start, width)])
             if is_free:
                 # The accumulator is free before this part is stored.
                 plgpu.wait_load_tmem()
-                plgpu.barrier_arrive(read.at[lax.rem(number, np.int32(schedule.reads))])
+                of_tile = lax.rem(number, np.int32(schedule.reads))
+                plgpu.barrier_arrive(mem.read.at[of_tile])
             column = columns.start + start
             store.store(
                 part,
                 scaled(value, others, first, column),
-                out.at[own, plgpu.ds(column, width)],
+                mem.out.at[own, plgpu.ds(column, width)],
                 predicate=schedule.starts_inside(first, column),
             )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops import targets
 from pallas_gpu.ops.gemm import (
@@ -25,12 +24,11 @@ from pallas_gpu.ops.gemm.config import (
 )
 from pallas_gpu.ops.gemm.problem import Problem
 
-# The type of a configuration says which kernel it is for, and what that needs. Each
-# module has `make_kernel(problem, config, compiler_params, interpret)`.
-FAMILIES: dict[type, tuple[Any, arch.Feature]] = {
-    MatmulConfig: (hopper, arch.Feature.WGMMA),
-    SplitMatmulConfig: (few, arch.Feature.WGMMA),
-    BlackwellMatmulConfig: (blackwell, arch.Feature.TCGEN05),
+# The type of a configuration says which kernel it is for.
+KERNELS: dict[type, Any] = {
+    MatmulConfig: hopper.make_kernel,
+    SplitMatmulConfig: few.make_kernel,
+    BlackwellMatmulConfig: blackwell.make_kernel,
 }
 # Rows and columns from which the costs of parts of K and of the kernel for few rows
 # have been compared with measurements: those of a tile of the tensor core.
@@ -84,9 +82,9 @@ _MEASURED: dict[tuple[int, int, int], Any] = {
 }
 
 
-def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> Any:
-    """Returns the configuration for a problem on the target of the parameters."""
-    if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
+def choose(problem: Problem) -> Any:
+    """Returns the configuration for a problem on the target of its parameters."""
+    if targets.chosen(problem.compiler_params).has(arch.Feature.TCGEN05):
         return BlackwellMatmulConfig()
     if (known := measured(problem)) is not None:
         return known
@@ -118,9 +116,7 @@ def measured(p: Problem) -> Any:
     return _MEASURED.get((p.m, p.n, p.k)) if is_like_measured and is_plain else None
 
 
-def turned(
-    p: Problem, config: Any, compiler_params: plgpu.CompilerParams | None
-) -> str:
+def turned(p: Problem) -> str:
     """Returns which operands, of "a" and "b", XLA transposes before the kernel.
 
     The tensor core reads types other than 16-bit ones along K alone. Hopper's kernel
@@ -133,21 +129,20 @@ def turned(
         return all_of
     # With both stored so, A is the one that is copied.
     kept = all_of[-1]
-    if config is not None:
+    if (config := p.config) is not None:
         is_left = isinstance(config, MatmulConfig) and (
             config.transposed == (kept == "b")
         )
         return all_of.replace(kept, "") if is_left else all_of
-    if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
+    if targets.chosen(p.compiler_params).has(arch.Feature.TCGEN05):
         return all_of
     copied = dataclasses.replace(p, transpose_a=False, transpose_b=True)
     p = dataclasses.replace(copied, transpose_a=kept == "a", transpose_b=kept != "b")
-    is_faster = _cost(p, choose(p, compiler_params)) < heuristic.copy_us(p, kept) + (
-        _cost(copied, choose(copied, compiler_params))
-    )
+    is_faster = _cost(p) < heuristic.copy_us(p, kept) + _cost(copied)
     return all_of.replace(kept, "") if is_faster else all_of
 
 
-def _cost(p: Problem, config: Any) -> float:
+def _cost(p: Problem) -> float:
+    config = choose(p)
     family = few_heuristic if isinstance(config, SplitMatmulConfig) else heuristic
     return family.cost(p, config)

@@ -23,6 +23,7 @@ _FEW_GROUPS = 32
 class Tiling:
     """Sizes that follow from those of a consumer's tile, and from the cluster."""
 
+    feature: ClassVar[arch.Feature] = arch.Feature.WGMMA
     tile_m: int
     tile_n: int
     consumers: int = CONSUMERS
@@ -33,7 +34,6 @@ class Tiling:
     blocks: int
 
     def require_cluster(self) -> None:
-        """Raises ArgumentError unless there are the blocks of a cluster."""
         if self.blocks < self.cluster_size:
             raise errors.ArgumentError(
                 f"{type(self).__name__}: there are fewer blocks than in a cluster",
@@ -44,7 +44,6 @@ class Tiling:
 
     @property
     def block_m(self) -> int:
-        """Rows of a block's tile."""
         return self.consumers * self.tile_m
 
     @property
@@ -54,12 +53,10 @@ class Tiling:
 
     @property
     def cluster_size(self) -> int:
-        """Blocks of a cluster."""
         return 1 if self.cluster is None else 2
 
     @property
     def cluster_tile(self) -> tuple[int, int]:
-        """Rows and columns of a cluster's tile."""
         along_m, along_n = CLUSTERS[self.cluster]
         return self.block_m * along_m, self.tile_n * along_n
 
@@ -452,6 +449,7 @@ class RaggedDotConfig(Tiling):
 class Pairs:
     """What configurations of blocks that may share a tile have in common."""
 
+    feature: ClassVar[arch.Feature] = arch.Feature.TCGEN05
     collective: bool
     blocks: int
     # N is padded by zeros, whatever it is.
@@ -462,11 +460,9 @@ class Pairs:
 
     @property
     def ctas(self) -> int:
-        """Blocks that share a tile."""
         return 2 if self.collective else 1
 
     def require_blocks(self) -> None:
-        """Raises ArgumentError unless there is a block, or a pair."""
         if self.blocks < self.ctas:
             name = type(self).__name__
             raise errors.ArgumentError(

@@ -91,7 +91,6 @@ class Epilogue:
         return 1 if self.residual else 2
 
     def function(self) -> Callable[[Any], Any]:
-        """Returns the activation; the identity if there is none."""
         if self.activation is None:
             return lambda x: x
         if isinstance(self.activation, str):
@@ -177,7 +176,6 @@ def load_columns(
 
 
 def check_activation(activation: Any, who: str) -> None:
-    """Checks an activation."""
     if activation is None:
         return
     names = ", ".join(map(repr, ACTIVATIONS))

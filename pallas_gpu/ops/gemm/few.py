@@ -38,7 +38,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import in_cluster, operands_of
 
@@ -53,16 +53,12 @@ _ROWS = 32
 
 
 @cached
-def make_kernel(
-    p: Problem, config: SplitMatmulConfig, compiler_params: Any, interpret: Any
-) -> Any:
-    """Returns the kernel: a function of A, B and the operands of the epilogue."""
-    c = config
+def make_kernel(p: Problem) -> Any:
+    c = p.config
     _check_depth(p, c)
     schedule = Schedule(p, c)
-    ring = operands_of(p, c, c.tile_m)
     scratch: dict[str, Any] = {
-        "memory": _memory(schedule, ring),
+        "memory": _memory(schedule, operands_of(p, c, c.tile_m)),
         "full": plgpu.Barrier(num_arrivals=1 + p.factors, num_barriers=c.stages),
         "empty": plgpu.Barrier(
             num_arrivals=c.warpgroups, num_barriers=c.stages, initially_complete=True
@@ -82,20 +78,15 @@ def make_kernel(
             num_barriers=c.warpgroups,
             initially_complete=name == "read",
         )
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+    return launch(
+        *(p, "split_matmul", functools.partial(_body, schedule)),
+        ("a", "b", *p.operands),
+        jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+        scratch,
         # The last part waits for those before it: blocks start in this order.
-        grid=(c.clusters, schedule.workers),
-        grid_names=("part", "worker"),
-        cluster=(c.split,),
-        cluster_names=("split",),
-        num_threads=c.warpgroups + 1,
-        thread_name="wg",
-        kernel_name="split_matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types=scratch,
+        grid={"part": c.clusters, "worker": schedule.workers},
+        cluster={"split": c.split},
+        warpgroups=c.warpgroups + 1,
     )
 
 
@@ -133,13 +124,11 @@ class Schedule(hopper.Schedule):
 
     @property
     def plane(self) -> tuple[int, int]:
-        """Tiles along M and N; the last ones may exceed the problem."""
         p, c = self.problem, self.config
         return plgpu.cdiv(p.m, c.tile_m), plgpu.cdiv(p.n, c.tile_n)
 
     @property
     def count(self) -> int:
-        """Tiles of all products."""
         return self.problem.tiles(self.config.tile_m, self.config.tile_n)
 
     @property
@@ -204,11 +193,10 @@ class Schedule(hopper.Schedule):
             visit(batch, mi * c.tile_m, ni * c.tile_n, info.local_index * steps)
 
 
-def _body(schedule: Schedule, *refs, **scratch) -> None:
-    buffers, sums = scratch.pop("memory")
-    ring = plgpu.Ring(buffers, scratch.pop("empty"), scratch.pop("full"))
-    names = "a", "b", *schedule.problem.operands, "out"
-    mem = Memory.of(names, refs, operands=ring, sums=sums, **scratch)
+def _body(schedule: Schedule, mem: Memory) -> None:
+    buffers, sums = mem.memory
+    ring = plgpu.Ring(buffers, mem.empty, mem.full)
+    mem = mem.but(operands=ring, sums=sums)
     wg = lax.axis_index("wg")
     plgpu.Roles(schedule.config.warpgroups).run(
         wg,
@@ -218,21 +206,11 @@ def _body(schedule: Schedule, *refs, **scratch) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Consumer:
-    """What one consumer warpgroup does."""
-
+class _Consumer(hopper.Consumer):
     schedule: Schedule
-    mem: Memory
-    wg: Any
 
     def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its columns of a tile."""
-        c, p = self.schedule.config, self.schedule.problem
-        acc = plgpu.ACC((c.own_n, c.tile_m), p.accumulator)
-        products = plgpu.run_scoped(
-            functools.partial(self.accumulate, first_step),
-            *([acc, acc] if p.epilogue.gated else [acc]),
-        )
+        c, products = self.schedule.config, self.products(batch, column, first_step)
         if (drained := self.mem.get("drained")) is not None:
             plgpu.barrier_arrive(drained)
             plgpu.barrier_wait(drained)
@@ -241,6 +219,11 @@ class _Consumer:
         for start in range(0, c.tile_m, part):
             parts = [x[:, start : start + part] for x in products]
             self.store(parts, batch, row + start, column)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Columns of B, and rows of A."""
+        return self.schedule.config.own_n, self.schedule.config.tile_m
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its columns of B with A, and that of the gate."""
@@ -285,7 +268,6 @@ class _Consumer:
             plgpu.barrier_arrive(read.at[self.wg])
 
     def send(self, products) -> None:
-        """Sends each block of the cluster the sums of the rows that it adds."""
         c, mem, share = self.schedule.config, self.mem, self.schedule.share
         own = lax.axis_index("split")
         for block, first in enumerate(range(0, c.tile_m, share)):
@@ -335,7 +317,6 @@ class _Consumer:
                 self.add_clusters(totals, place)
 
     def add_clusters(self, totals, place) -> None:
-        """Adds the sums of the clusters that divide K, and stores the result."""
         c, p = self.schedule.config, self.schedule.problem
         last = c.clusters - 1
         batch, rows, columns = place
@@ -372,7 +353,6 @@ class _Consumer:
             self.finish(sums, place)
 
     def finish(self, totals, place) -> None:
-        """Applies the epilogue, and stores what lies inside of the result."""
         p, mem = self.schedule.problem, self.mem
         _, rows, columns = place
         row, column = (

@@ -81,7 +81,6 @@ def candidates(p: Problem) -> list[SplitMatmulConfig]:
 
 
 def _rows(p: Problem) -> list[int]:
-    """Returns the rows of tiles that suit a problem."""
     if p.transpose_a:
         # Rows of SMEM are those of a swizzle.
         return [m for m in (16, 32, 64, 128, 256) if m == 16 or m < 2 * p.m]
@@ -102,7 +101,6 @@ def _config(
     split: int,
     clusters: int,
 ) -> SplitMatmulConfig | None:
-    """Returns the configuration of which an SM runs `on_sm` blocks, if there is one."""
     (tile_m, tile_n), parts = tile, split * clusters
     tile_k = 128 // p.dtype.itemsize
     sums = p.factors * tile_n // warpgroups * tile_m // 128
@@ -131,7 +129,6 @@ def _config(
 
 
 def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
-    """Returns the SMEM of a block with a number of buffers."""
     stage = (c.tile_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
     s, ring = Schedule(p, c), stages * stage
     rows = c.split * s.share if s.sends else s.part_m

@@ -36,12 +36,10 @@ _SMEM_BYTES_PER_US = 253e3
 
 @functools.lru_cache(maxsize=4096)
 def choose(p: Problem) -> MatmulConfig:
-    """Returns the configuration with the lowest estimated time."""
     return min(candidates(p), key=lambda c: cost(p, c))
 
 
 def copy_us(p: Problem, name: str) -> float:
-    """Estimates the time of a transposed copy of operand "a" or "b"."""
     elems = p.k * (p.m if name == "a" else p.n)
     elems *= 1 if (p.shared_a if name == "a" else p.shared_b) else p.batch
     return 2 + 2 * elems * p.dtype.itemsize / _MEMORY_BYTES_PER_US
@@ -81,7 +79,6 @@ def _divided(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig | None:
 
 
 def _clusters(p: Problem, tile_m: int, tile_n: int) -> list[Axis]:
-    """Returns the clusters in which every block has a tile."""
     found: list[Axis] = [None]
     if plgpu.cdiv(p.n, tile_n) % 2 == 0:
         found.append("n")
@@ -162,7 +159,6 @@ def _config(p: Problem, tile_m: int, tile_n: int, cluster: Axis) -> MatmulConfig
 
 
 def _stages(p: Problem, c: MatmulConfig) -> int:
-    """Returns the number of buffers that fit in SMEM beside the epilogue's."""
     stage = (c.block_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
     elem = p.epilogue.buffers * p.out_dtype.itemsize
     if p.residual_dtype is not None:

@@ -24,6 +24,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.ops import memory
+from pallas_gpu.ops.gemm import promoted
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
@@ -38,25 +40,20 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
 @cached
-def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) -> Any:
+def make_kernel(p: Problem) -> Any:
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
-
-    of_kernel = p if config.parts == 1 else _divided(p, config)
-    if config.transposed or config.parts > 1:
+    c = p.config
+    of_kernel = p if c.parts == 1 else _divided(p, c)
+    if c.transposed or c.parts > 1:
         _require_no_gate(p)
-    kernel = launch(
-        Schedule(of_kernel.transposed if config.transposed else of_kernel, config),
-        Consumer,
-        jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype),
-        kernel_name="matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
-    if config.parts == 1:
+    turned = of_kernel.transposed if c.transposed else of_kernel
+    out = jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype)
+    kernel = launch(Schedule(turned, c), "matmul", Consumer, out)
+    if c.parts == 1:
         return kernel
 
     def added(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
-        products = kernel(a, b).reshape(p.batch, config.parts, p.m, p.n)
+        products = kernel(a, b).reshape(p.batch, c.parts, p.m, p.n)
         total = products.sum(axis=1, dtype=products.dtype)
         return p.epilogue.of_arrays(total, p.out_dtype, *others)
 
@@ -64,7 +61,6 @@ def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) ->
 
 
 def _divided(p: Problem, c: MatmulConfig) -> Problem:
-    """Returns the problem of which each part of K is a product."""
     steps = plgpu.cdiv(p.k, c.tile_k)
     most = plgpu.cdiv(steps, plgpu.cdiv(steps, c.parts))
     if c.parts > most:
@@ -107,65 +103,50 @@ def _require_no_gate(p: Problem) -> None:
 
 
 def launch(
-    schedule: Schedule,
-    consumer: Any,
-    out_type: Any,
-    *,
-    memory: Any = None,
-    scratch: Any = None,
-    **options: Any,
+    schedule: Schedule, name: str, consumer: Any, results: Any, **options: Any
 ) -> Any:
     """Returns a kernel of products, whose tiles a consumer finishes.
 
     Args:
-      schedule: the tiles.
       consumer: `Consumer`, or a class with methods of its own.
-      out_type: of the results.
-      memory: returns a `Memory` from the references of the operands and results and,
-        by name, of the scratch; default: of the problem's operands and one result.
-      scratch: declarations; default: `scratch_of` the schedule.
-      **options: name and parameters, for `plgpu.kernel`.
+      results, **options: see `persistent`.
     """
-    p, c = schedule.problem, schedule.config
 
-    def named(*refs: Any, **scratch: Any) -> Memory:
-        factors = "ba" if c.transposed else "ab"
-        return Memory.of((*factors, *p.operands, "out"), refs, **scratch)
-
-    def visits(wg: Any, *refs: Any, **scratch: Any) -> Any:
-        mem = (memory or named)(*refs, **scratch)
+    def visits(wg: Any, mem: Memory) -> Any:
+        mem = schedule.prepared(mem)
         return (
             lambda: functools.partial(schedule.produce, mem),
             lambda: consumer(schedule, mem, wg).visit,
         )
 
-    scratch = scratch or scratch_of(schedule)
-    return persistent(schedule, visits, out_type, scratch, **options)
+    return persistent(schedule, name, visits, results, **options)
 
 
 def persistent(
     schedule: Schedule,
+    name: str,
     visits: Any,
-    out_type: Any,
-    scratch: dict[str, Any],
-    **options: Any,
+    results: Any,
+    *,
+    inputs: Any = None,
+    scratch: Any = None,
 ) -> Any:
     """Returns a kernel in which a producer and consumers visit the tiles of a schedule.
 
     Args:
-      schedule: the tiles.
-      visits: called with the index of the warpgroup and all references; returns for
+      visits: called with the index of the warpgroup and the memory; returns for
         the producer and for a consumer a function that returns what visits a tile.
         A third function is for another warp of the producer, which runs it once.
-      out_type, scratch: of the kernel.
-      **options: name and parameters, for `plgpu.kernel`.
+      inputs: names of the arrays; default: A, B and the problem's other operands.
+      results: see `memory.launch`.
+      scratch: declarations; default: `scratch_of` the schedule.
     """
-    c, tiles = schedule.config, schedule.tiles
+    p, c, tiles = schedule.problem, schedule.config, schedule.tiles
     roles = plgpu.Roles(c.consumers, _REGISTERS[c.consumers])
 
-    def body(*refs, **memory) -> None:
+    def body(mem: Memory) -> None:
         wg = lax.axis_index("wg")
-        producer, consumer, *others = visits(wg, *refs, **memory)
+        producer, consumer, *others = visits(wg, mem)
 
         def produce() -> None:
             schedule.for_each_tile(producer())
@@ -182,40 +163,39 @@ def persistent(
             wg, (lambda: plgpu.warp_map(in_warps)) if others else produce, consume
         )
 
-    return plgpu.kernel(
-        body,
-        out_type=out_type,
-        grid=(tiles.clusters(c.blocks),),
-        grid_names=(tiles.axis,),
-        cluster=(math.prod(tiles.cluster),),
-        cluster_names=(tiles.cluster_axis,),
-        num_threads=roles.num_threads,
-        thread_name="wg",
-        scratch_types=scratch,
-        **options,
+    return memory.launch(
+        *(p, name, body),
+        inputs or (*("ba" if c.transposed else "ab"), *p.operands),
+        results,
+        scratch or scratch_of(schedule),
+        grid={tiles.axis: tiles.clusters(c.blocks)},
+        cluster={tiles.cluster_axis: math.prod(tiles.cluster)},
+        warpgroups=roles.num_threads,
     )
 
 
-def scratch_of(
-    schedule: Schedule, copies: int | None = None, buffers: Any = None
-) -> dict[str, Any]:
+def scratch_of(schedule: Schedule, buffers: Any = None) -> dict[str, Any]:
     """Returns declarations of the ring of operands and of the buffers of stores.
 
     Args:
-      copies: that fill a slot of the ring; default: one for each operand.
-      buffers: of the ring; default: those of A, B and the gate.
+      buffers: of the ring; default: those of A, B and the gate, beside which there are
+        scales of blocks.
     """
     p, c, sides = schedule.problem, schedule.config, schedule.part
     part = tuple(reversed(sides) if c.transposed else sides)
+    operands = buffers or operands_of(p, c, c.block_m)
+    scaled = buffers is None and p.group is not None
     scratch = {
         "operands": plgpu.Ring.of(
-            buffers or operands_of(p, c, c.block_m),
-            copies=copies,
+            operands,
+            copies=len(operands) + scaled,
             consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),
         ),
         "out_smem": tiles((c.consumers, p.epilogue.buffers, *part), p.out_dtype),
     }
+    if scaled:
+        scratch["scale_smem"] = promoted.scratch(c)
     if p.epilogue.residual:
         scratch["residual_smem"] = tiles((c.consumers, 2, *part), p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * c.consumers)
@@ -224,19 +204,13 @@ def scratch_of(
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which tiles a cluster computes, and in which order.
-
-    Attributes:
-      problem: a `Problem`, or another description of a product.
-      config: a `MatmulConfig`, or one with such tiles.
-    """
+    """Which tiles a cluster computes, and in which order."""
 
     problem: Any
     config: Any
 
     @property
     def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, and their order."""
         p, c = self.problem, self.config
         return plgpu.TileSchedule(
             (p.m, p.n),
@@ -256,7 +230,6 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps along K of one tile."""
         c = self.config
         return plgpu.cdiv(plgpu.cdiv(self.problem.k, c.tile_k), c.parts)
 
@@ -291,13 +264,14 @@ class Schedule:
         parts = np.int32(self.config.parts)
         return lax.div(batch, parts), lax.rem(batch, parts) * self.steps, self.steps
 
+    def prepared(self, mem: Memory) -> Memory:
+        return mem
+
     def rows(self, mem: Any, row: Any) -> Any:
-        """The rows of A of a block's tile."""
         del mem
         return plgpu.ds(row, self.config.block_m)
 
     def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
-        """Copies rows of A to a buffer, by `copy(source, buffer, axes)`."""
         del row
         copy(source, buffer, axes)
 
@@ -313,7 +287,6 @@ class Schedule:
             copy(mem.a_blocks.at[block, rows], mem.scale_smem.at[slot.index])
 
     def produce(self, mem: Any, batch, row, column, first_step) -> None:
-        """Copies the operands of a tile, step by step."""
         p, c = self.problem, self.config
         share_a, share_b = ("pair" if c.cluster == d else None for d in "nm")
         batch, start, steps = self.part_of_k(batch)
@@ -358,29 +331,49 @@ def _of_rank(ref: Any, batch: Any, window: tuple[Any, Any]) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """What one consumer warpgroup does."""
-
     schedule: Schedule
     mem: Memory
     wg: Any
 
+    # Whether its rows are counted after the products, for a register less.
+    counts_late: ClassVar[bool] = False
+
     def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile."""
+        place = batch, column, first_step
+        products = self.products(*place) if self.counts_late else None
         row = row + self.wg * self.schedule.config.tile_m
         for part in range(min(2, len(self.parts))):
             self.prefetch_residual(part, batch, row, column)
-        self.store(self.products(first_step), batch, row, column)
+        self.store(products or self.products(*place), batch, row, column)
 
-    def products(self, first_step, finish: Any = None) -> list[Any]:
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.schedule.config.tile_m, self.schedule.config.tile_n
+
+    def products(self, batch, column, first_step, finish: Any = None) -> list[Any]:
         """Returns its rows of the products, or what `finish` makes of them."""
-        c, p = self.schedule.config, self.schedule.problem
-        acc = plgpu.ACC((c.tile_m, c.tile_n), p.accumulator)
+        p, of_b = self.schedule.problem, None
+        if p.promoted:
+            if p.group is not None:
+                place = batch, column, first_step
+                of_b = functools.partial(self.scale_of_b, *place)
+            products = [promoted.products(self, first_step, of_b)]
+            return products if finish is None else finish(products)
+        acc = plgpu.ACC(self.shape, p.accumulator)
 
         def scoped(*accumulators):
             products = self.accumulate(first_step, *accumulators)
             return products if finish is None else finish(products)
 
         return plgpu.run_scoped(scoped, *[acc] * p.factors)
+
+    def scale_of_b(self, batch, column, first_step, step) -> Any:
+        """Returns the scale of a step's block of B."""
+        del batch
+        block, scales = self.schedule.k_block(first_step, step), self.mem.b_blocks
+        # A cluster's last tile may lie behind the last block.
+        last = scales.shape[1] - 1
+        return scales[block, jnp.minimum(promoted.block_of(column), last)]
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""

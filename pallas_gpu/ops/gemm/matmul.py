@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -23,7 +22,7 @@ from pallas_gpu.ops.gemm.config import (
     SplitMatmulConfig,
 )
 from pallas_gpu.ops.gemm.epilogue import PLAIN, Activation, Epilogue, check_activation
-from pallas_gpu.ops.gemm.problem import Call, Problem
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import (
     Array,
     Interpret,
@@ -128,8 +127,7 @@ def matmul(
     _check_dtypes(a, b, gate, bias, residual)
     batch = _check_shapes(a, b, gate, bias, residual, transpose_a, transpose_b)
     if config is not None:
-        needed = {kind: feature for kind, (_, feature) in choice.FAMILIES.items()}
-        targets.require("matmul", config, compiler_params, needed)
+        targets.require("matmul", config, compiler_params, choice.KERNELS)
     if a.ndim > 2 and b.ndim == 2 and not transpose_a:
         # The rows of all products are those of one.
         a, folded = a.reshape(1, -1, a.shape[-1]), 1
@@ -148,14 +146,16 @@ def matmul(
         transpose_b=transpose_b,
         epilogue=epilogue,
         residual_dtype=None if residual is None else jnp.dtype(residual.dtype),
+        config=config,
+        compiler_params=compiler_params,
+        interpret=interpret,
     )
-    call = Call(problem, config, compiler_params, interpret)
     a, b, gate = (
         x if x is None else jnp.reshape(x, (-1, *x.shape[-2:])) for x in (a, b, gate)
     )
     if residual is not None:
         residual = jnp.reshape(residual, problem.out_shape)
-    out = product(call, *vary_alike((a, b, gate, bias, residual)))
+    out = product(problem, *vary_alike((a, b, gate, bias, residual)))
     return out.reshape(*batch, -1, problem.n)
 
 
@@ -238,38 +238,35 @@ def _check_shapes(
 # --- the product, and its derivatives -------------------------------------------------
 
 
-def _run(call: Call, a: jax.Array, b: jax.Array, **others: jax.Array | None) -> Any:
+def _run(p: Problem, a: jax.Array, b: jax.Array, **others: jax.Array | None) -> Any:
     """Prepares the operands and runs the kernel."""
-    p, given, params = call.problem, call.config, call.compiler_params
-    turned = choice.turned(p, given, params)
+    turned = choice.turned(p)
     if "a" in turned:
-        a, p = _turned(a), dataclasses.replace(p, transpose_a=False)
+        a, p = _turned(a), p.but(transpose_a=False)
     if "b" in turned:
-        b, p = _turned(b), dataclasses.replace(p, transpose_b=True)
+        b, p = _turned(b), p.but(transpose_b=True)
         if (gate := others.get("gate")) is not None:
             others["gate"] = _turned(gate)
     # Threads would store such rows element by element; a copy is faster.
     n, dtypes = p.n, (p.dtype, p.out_dtype, p.residual_dtype or p.dtype)
     multiple = _TMA_BYTES // min(x.itemsize for x in dtypes)
-    p = dataclasses.replace(p, n=plgpu.align_to(n, multiple))
+    p = p.but(n=plgpu.align_to(n, multiple))
     if (residual := others.get("residual")) is not None:
         others["residual"] = padded(residual, p.n)
     if (gate := others.get("gate")) is not None:
         others["gate"] = aligned(gate)
-    config = given or choice.choose(p, params)
+    config = p.config or choice.choose(p)
     if (bias := others.get("bias")) is not None and n % config.columns:
         others["bias"] = jnp.pad(bias, (0, _COLUMNS))
-    family, _ = choice.FAMILIES[type(config)]
-    f = family.make_kernel(p, config, params, call.interpret)
+    f = choice.KERNELS[type(config)](p.but(config=config))
     extra = [others[name] for name in p.epilogue.operands]
     out = f(aligned(a), aligned(b), *extra)
     return out if p.n == n else out[:, :, :n]
 
 
-def _other(call: Call, a: jax.Array, b: jax.Array, **changes: Any) -> jax.Array:
+def _other(p: Problem, a: jax.Array, b: jax.Array, **changes: Any) -> jax.Array:
     """Returns a product of the derivative, for which the configuration is not."""
-    call = dataclasses.replace(call.but(**changes), config=None)
-    return product(call, a, b, None, None, None)
+    return product(p.but(config=None, **changes), a, b, None, None, None)
 
 
 def _turned(x: jax.Array) -> jax.Array:
@@ -281,44 +278,43 @@ def _turned(x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def product(
-    call: Call,
+    p: Problem,
     a: jax.Array,
     b: jax.Array,
     gate: jax.Array | None,
     bias: jax.Array | None,
     residual: jax.Array | None,
 ) -> jax.Array:
-    """Returns the product of a call; the operands are described in `Problem`."""
-    return _run(call, a, b, gate=gate, bias=bias, residual=residual)
+    """Returns a product; the operands are described in `Problem`."""
+    return _run(p, a, b, gate=gate, bias=bias, residual=residual)
 
 
-def _forward(call: Call, a, b, gate, bias, residual):
-    e = call.problem.epilogue
+def _forward(p: Problem, a, b, gate, bias, residual):
+    e = p.epilogue
     saved = (a, b, gate, bias, residual)
     if e.activation is None and not e.gated:
-        return product(call, *saved), (saved, None)
+        return product(p, *saved), (saved, None)
     # The derivative of the activation is a function of the product, which is stored.
     stored = jnp.dtype(jnp.int32) if a.dtype == jnp.int8 else a.dtype
     plain = {"epilogue": PLAIN, "out_dtype": stored, "residual_dtype": None}
     products = (
-        _other(call, a, b, **plain),
-        None if gate is None else _other(call, a, gate, **plain),
+        _other(p, a, b, **plain),
+        None if gate is None else _other(p, a, gate, **plain),
     )
-    return _apply(call, *products, bias, residual), (saved, products)
+    return _apply(p, *products, bias, residual), (saved, products)
 
 
-def _apply(call: Call, raw: Any, *others: Any) -> Any:
+def _apply(p: Problem, raw: Any, *others: Any) -> Any:
     given = (x for x in others if x is not None)
-    return call.problem.epilogue.of_arrays(raw, call.problem.out_dtype, *given)
+    return p.epilogue.of_arrays(raw, p.out_dtype, *given)
 
 
-def _backward(call: Call, kept, d_out):
-    p = call.problem
+def _backward(p: Problem, kept, d_out):
     (a, b, gate, bias, residual), products = kept
     if products is None:
         # The epilogue is linear: its derivative does not depend on the product.
         products = (jnp.zeros_like(d_out, a.dtype), None)
-    _, pull = jax.vjp(functools.partial(_apply, call), *products, bias, residual)
+    _, pull = jax.vjp(functools.partial(_apply, p), *products, bias, residual)
     d_product, d_gated, d_bias, d_residual = pull(d_out)
     if p.dtype == jnp.int8:
         none = [
@@ -327,21 +323,22 @@ def _backward(call: Call, kept, d_out):
         ]
         return *none, d_bias, d_residual
     # B and the gate are A of the transposed product.
-    turned = p.transposed
     d_b, d_gate = (
-        None if d is None else _derivative(call, turned, a, d).astype(b.dtype)
+        None if d is None else _derivative(p, p.transposed, a, d).astype(b.dtype)
         for d in (d_product, d_gated)
     )
-    d_a = _derivative(call, p, b, d_product)
+    d_a = _derivative(p, p, b, d_product)
     if gate is not None:
-        d_a = d_a + _derivative(call, p, gate, d_gated)
+        d_a = d_a + _derivative(p, p, gate, d_gated)
     return d_a.astype(a.dtype), d_b, d_gate, d_bias, d_residual
 
 
 product.defvjp(_forward, _backward)
 
 
-def _derivative(call: Call, p: Problem, b: jax.Array, d_out: jax.Array) -> jax.Array:
+def _derivative(
+    of_call: Problem, p: Problem, b: jax.Array, d_out: jax.Array
+) -> jax.Array:
     """Returns that with respect to A, dC B^T, or its transpose, B dC^T.
 
     Args:
@@ -349,7 +346,7 @@ def _derivative(call: Call, p: Problem, b: jax.Array, d_out: jax.Array) -> jax.A
         whose dC is stored transposed.
       b: that of the problem.
     """
-    turned = p is not call.problem
+    turned = p is not of_call
     is_sum = p.shared_a and p.batch > 1
     wide = is_sum or (p.epilogue.gated and not turned)
     factors, sizes, shared = (d_out, b), (p.m, p.k), (False, p.shared_b)
@@ -358,7 +355,7 @@ def _derivative(call: Call, p: Problem, b: jax.Array, d_out: jax.Array) -> jax.A
         factors, sizes, shared = factors[::-1], sizes[::-1], shared[::-1]
         transposed = p.transpose_b, not turned
     d_a = _other(
-        call,
+        of_call,
         *factors,
         m=sizes[0],
         n=sizes[1],

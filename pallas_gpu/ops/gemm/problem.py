@@ -42,6 +42,8 @@ class Problem:
       scale_dtype: of scales that the tensor core multiplies by.
       group: elements of K that share a scale; None if all do.
       promoted: whether sums of the tensor core are added in float32 for each step.
+      config: of the kernel; None: it is to be chosen.
+      compiler_params, interpret: see `kernel`.
     """
 
     m: int
@@ -61,6 +63,9 @@ class Problem:
     scale_dtype: jnp.dtype | None = None
     group: int | None = None
     promoted: bool = False
+    config: Any = None
+    compiler_params: plgpu.CompilerParams | None = None
+    interpret: Any = None
 
     def but(self, **changes: Any) -> Self:
         """Returns a problem that differs."""
@@ -124,23 +129,3 @@ class Problem:
         b *= self.factors
         out = math.prod(self.out_shape) * (2 if self.epilogue.residual else 1)
         return (a + b) * self.dtype.itemsize + out * self.out_dtype.itemsize
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What is static of a call of a product.
-
-    Attributes:
-      problem: the product as the caller states it.
-      config: a configuration, or None.
-      compiler_params, interpret: see `kernel`.
-    """
-
-    problem: Any
-    config: Any = None
-    compiler_params: plgpu.CompilerParams | None = None
-    interpret: Any = None
-
-    def but(self, **changes: Any) -> Call:
-        """Returns a call whose problem differs."""
-        return dataclasses.replace(self, problem=self.problem.but(**changes))

@@ -66,7 +66,6 @@ def products(
 
 
 def block_of(column: Any) -> Any:
-    """Returns the block of a column."""
     # A shift: a division would allow for negative columns.
     return lax.shift_right_logical(column, np.int32(BLOCK.bit_length() - 1))
 

@@ -31,9 +31,6 @@ def form(name: str, numbers: Any, group_offset: Any) -> tuple[bool, bool]:
     """Returns whether dimension numbers mean a product over the rows of each group.
 
     And whether the matrices of other products are (groups, n, k).
-
-    Raises:
-      UnsupportedError: there is no kernel for it.
     """
     (contracting, batch) = numbers.dot_dimension_numbers
     found = tuple(
@@ -63,11 +60,7 @@ def form(name: str, numbers: Any, group_offset: Any) -> tuple[bool, bool]:
 
 
 def rows(name: str, rows: Any) -> jax.Array | None:
-    """Returns indices of rows as int32.
-
-    Raises:
-      ShapeError, DTypeError: it is not an array of indices.
-    """
+    """Returns indices of rows as int32."""
     if rows is None:
         return None
     if len(rows.shape) != 1:
@@ -81,7 +74,6 @@ def rows(name: str, rows: Any) -> jax.Array | None:
 
 
 def require_gate(name: str, rhs: Any, gate: Any) -> None:
-    """Raises ShapeError or DTypeError unless the gate is like rhs."""
     for kind, what in ((errors.ShapeError, "shape"), (errors.DTypeError, "dtype")):
         if getattr(rhs, what) != getattr(gate, what):
             raise kind(
@@ -102,9 +94,6 @@ def scales(
 
     Args:
       rhs: (groups, N, K).
-
-    Raises:
-      ShapeError: other shapes.
     """
     groups, n, k = rhs.shape
     given = [0 if x is None else len(x.shape) for x in (lhs_scale, rhs_scale)]
@@ -151,7 +140,6 @@ def require_blocks(config: Any) -> None:
 
 
 def require_no_scales(name: str, lhs: Any, lhs_scale: Any, rhs_scale: Any) -> None:
-    """Raises UnsupportedError for scales of operands that have none."""
     if lhs_scale is not None or rhs_scale is not None:
         raise errors.UnsupportedError(
             f"{name}: this product has no scales",
@@ -162,7 +150,6 @@ def require_no_scales(name: str, lhs: Any, lhs_scale: Any, rhs_scale: Any) -> No
 
 
 def require_rows(name: str, lhs: Any, rhs: Any, rows: Any) -> None:
-    """Raises ShapeError unless both operands have the same rows."""
     height = (lhs if rows is None else rows).shape[:1]
     if len(lhs.shape) != 2 or len(rhs.shape) != 2 or height != rhs.shape[:1]:
         raise errors.ShapeError(
@@ -180,10 +167,6 @@ def types(
 
     Args:
       narrow: whether operands may be 8-bit floats.
-
-    Raises:
-      DTypeError: operands or a result of other types.
-      ArgumentError: a precision that does not exist.
     """
     allowed = _WIDE + (FLOAT8 if narrow else ())
     if lhs.dtype != rhs.dtype or lhs.dtype not in allowed:
@@ -219,11 +202,7 @@ def types(
 def sizes(
     name: str, group_sizes: Any, matrices: int, group_offset: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns sizes and offset as int32 arrays.
-
-    Raises:
-      ShapeError, DTypeError: they are not a size for each group, and one offset.
-    """
+    """Returns sizes and offset as int32 arrays."""
     sizes = as_int32(name, "group_sizes", group_sizes)
     offset = jnp.zeros(1, jnp.int32)
     if group_offset is not None:

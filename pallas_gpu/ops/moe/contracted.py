@@ -28,8 +28,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import CONSUMERS, RaggedDotConfig
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.gemm.config import CONSUMERS
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
@@ -62,7 +62,6 @@ class Schedule(hopper.Schedule):
 
     @property
     def heights(self) -> int:
-        """Tiles of one group along M."""
         return plgpu.cdiv(self.problem.m, self.config.block_m)
 
     @property
@@ -79,62 +78,49 @@ class Schedule(hopper.Schedule):
 
     @property
     def blocks(self) -> int:
-        """Blocks of the launch: no more than there is work for."""
         return min(self.config.blocks, self.problem.matrices * math.prod(self.plane))
 
     def is_inside(self, row: Any, column: Any) -> Any:
-        """Returns whether a part begins within the result."""
         return (row < self.problem.m) & (column < self.problem.n)
 
 
 @cached
-def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
-    """Returns the function of sizes, offset, any indices, A and B."""
-    c, schedule = config, Schedule(p, config)
+def make_kernel(p: GroupedProblem) -> Any:
+    c = p.config
+    schedule = Schedule(p, c)
     rings = range(schedule.rings)
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((p.matrices, p.m, p.n), p.out_dtype),
-        grid=(schedule.blocks,),
-        grid_names=("worker",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="ragged_dot_contracted",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types={
-            "a_smem": tiles((c.stages, c.tile_k, c.block_m), p.dtype),
-            "b_smem": tiles((c.stages, c.tile_k, c.tile_n), p.dtype),
-            "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
-            "tables": table(p.groups, CONSUMERS + 1),
-            "full": [
-                plgpu.Barrier(num_arrivals=2 // len(rings), num_barriers=c.stages)
-                for _ in rings
-            ],
-            "empty": [
-                plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
-                for _ in rings
-            ],
-            "cleared": plgpu.Barrier(num_arrivals=CONSUMERS),
-        },
+    full = plgpu.Barrier(num_arrivals=2 // len(rings), num_barriers=c.stages)
+    empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
+    scratch = {
+        "a_smem": tiles((c.stages, c.tile_k, c.block_m), p.dtype),
+        "b_smem": tiles((c.stages, c.tile_k, c.tile_n), p.dtype),
+        "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
+        "tables": table(p.groups, CONSUMERS + 1),
+        "full": [full for _ in rings],
+        "empty": [empty for _ in rings],
+        "cleared": plgpu.Barrier(num_arrivals=CONSUMERS),
+    }
+    return launch(
+        *(p, "ragged_dot_contracted", functools.partial(_body, schedule)),
+        (*p.of_groups, "a", "b"),
+        jax.ShapeDtypeStruct((p.matrices, p.m, p.n), p.out_dtype),
+        scratch,
+        grid={"worker": schedule.blocks},
+        warpgroups=CONSUMERS + 1,
     )
 
 
-def _body(
-    schedule, sizes, offset, *refs, a_smem, b_smem, tables, full, empty, **scratch
-) -> None:
+def _body(schedule: Schedule, mem: Memory) -> None:
     p, c = schedule.problem, schedule.config
-    *indices, a, b, out = refs
     wg = lax.axis_index("wg")
-    rings = (
-        plgpu.Ring(a_smem, empty[0], full[0]),
-        plgpu.Ring(b_smem, empty[-1], full[-1]),
+    mem.operands = (
+        plgpu.Ring(mem.a_smem, mem.empty[0], mem.full[0]),
+        plgpu.Ring(mem.b_smem, mem.empty[-1], mem.full[-1]),
     )
-    mem = Memory(a=a, rows=Rows(*indices), b=b, out=out, operands=rings, **scratch)
+    mem.rows = Rows(mem.get("indices"))
 
     def for_each_strip(visit: Any) -> None:
-        own = tables.at[wg]
-        groups = Groups.of(sizes, offset, p.matrices, p.k, c.tile_k, own)
+        groups = Groups.of(mem, p.matrices, p.k, c.tile_k, wg)
         _for_each_strip(schedule, groups, visit)
 
     def consume() -> None:
@@ -154,11 +140,8 @@ class _Strip:
     where it fits there.
 
     Attributes:
-      group: among those with a matrix.
       rows: the group's first row, and the end of its rows.
       first, number: the first tile along M, and how many there are.
-      column: the first column.
-      steps: of each tile.
       stays: whether the right operand does.
       loaded: steps of both operands that the strips before have loaded.
     """
@@ -188,7 +171,6 @@ class _Strip:
 
 
 def _for_each_strip(schedule: Schedule, groups: Groups, visit: Any) -> None:
-    """Calls `visit` for the strips of this block."""
     c = schedule.config
 
     @plgpu.nd_loop(
@@ -228,7 +210,6 @@ def _slots(rings, steps) -> list[Any]:
 
 
 def _produce(schedule, mem, strip) -> None:
-    """Copies the operands of a strip's tiles."""
     c, rings = schedule.config, mem.operands
     columns = plgpu.ds(strip.column, c.tile_n)
 
@@ -278,12 +259,9 @@ def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does."""
-
     schedule: Schedule
 
     def visit_strip(self, strip: _Strip) -> None:
-        """Computes and stores its rows of a strip's tiles."""
         c = self.schedule.config
 
         @plgpu.loop(0, strip.number)
@@ -297,7 +275,6 @@ class _Consumer(hopper.Consumer):
             self.store([product], strip.group, row, strip.column)
 
     def multiply(self, strip, tile, acc) -> Any:
-        """Returns the product of a tile."""
         c, rings = self.schedule.config, self.mem.operands
         own = plgpu.ds(self.wg * c.tile_m, c.tile_m)
 
@@ -338,7 +315,6 @@ class _Consumer(hopper.Consumer):
         plgpu.when(both)(lambda: plgpu.barrier_arrive_and_wait(self.mem.cleared))
 
     def release(self, strip, tile, ki) -> None:
-        """Gives the buffers of a step back to the producer."""
         left, right = _slots(self.mem.operands, strip.step(tile, ki))
         plgpu.barrier_arrive(left.empty)
         if self.schedule.rings == 2:

@@ -17,6 +17,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.memory import Memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,11 @@ class GroupedProblem(Problem):
     groups: int = 0
     matrices: int = 0
     gathered: bool = False
+
+    @property
+    def of_groups(self) -> tuple[str, ...]:
+        """Names of a kernel's operands that say what the groups are."""
+        return "sizes", "offset", *(("indices",) if self.gathered else ())
 
 
 def table(groups: int, warpgroups: int) -> Any:
@@ -78,17 +84,12 @@ class Groups:
     tile_ends: Any
 
     @classmethod
-    def of(cls, sizes: Any, offset: Any, matrices: int, rows: int, tile: int, own: Any):
-        """Computes the table from the sizes of the groups and the first one, in GMEM.
-
-        Args:
-          tile: rows of a tile.
-          own: the SMEM of this warpgroup's table.
-        """
-        (number,) = sizes.shape
+    def of(cls, mem: Memory, matrices: int, rows: int, tile: int, wg: Any):
+        """Computes the table of this warpgroup, of tiles of so many rows."""
+        (number,), own = mem.sizes.shape, mem.tables.at[wg]
         last = np.int32(number - matrices)
-        first = lax.max(lax.min(offset[0], last), np.int32(0))
-        size = lax.max(lax.min(sizes[...], np.int32(rows)), np.int32(0))
+        first = lax.max(lax.min(mem.offset[0], last), np.int32(0))
+        size = lax.max(lax.min(mem.sizes[...], np.int32(rows)), np.int32(0))
         sums = jnp.cumsum(size)
         ends = lax.min(sums, np.int32(rows))
         starts = lax.min(lax.sub(sums, size), np.int32(rows))
@@ -105,7 +106,6 @@ class Groups:
 
     @property
     def tiles(self) -> Any:
-        """The number of tiles of all groups."""
         return self.tile_ends[self.number - 1]
 
     @property

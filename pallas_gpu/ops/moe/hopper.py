@@ -27,8 +27,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper, promoted
-from pallas_gpu.ops.gemm.config import RaggedDotConfig
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
 
@@ -50,7 +49,6 @@ class Schedule(hopper.Schedule):
 
     @property
     def columns(self) -> int:
-        """Tiles of clusters along N."""
         return self.tiles.plane[1]
 
     @property
@@ -103,7 +101,6 @@ class Schedule(hopper.Schedule):
             visit(wave * np.int32(clusters) + place, wave)
 
     def rows(self, mem: Memory, row: Any) -> Any:
-        """The rows of a tile: the array's, or those that indices name."""
         return mem.rows.part(row, self.config.block_m)
 
     def copy_rows(self, row: Any, source: Any, buffer: Any, copy: Any, axes) -> None:
@@ -118,50 +115,40 @@ class Schedule(hopper.Schedule):
 
 
 @cached
-def make_kernel(p: GroupedProblem, config: RaggedDotConfig, compiler_params, interpret):
+def make_kernel(p: GroupedProblem) -> Any:
     """Returns the function of sizes, offset, any indices, A, B and `p.operands`."""
-    c, schedule = config, Schedule(p, config)
-    blocked = p.group is not None
-    scratch = {
-        **hopper.scratch_of(schedule, copies=3 if blocked else None),
-        "tables": table(p.groups, c.consumers + 1),
-    }
-    if blocked:
-        scratch["scale_smem"] = promoted.scratch(c)
+    c = p.config
+    schedule = Schedule(p, c)
+    scratch = hopper.scratch_of(schedule)
+    scratch["tables"] = table(p.groups, c.consumers + 1)
     if c.cluster is not None:
         # Parts of 128 bytes or more: TMA copies from multiples of them.
         width = max(c.epilogue_n, 128 // p.out_dtype.itemsize)
         scratch["rest"] = plgpu.SMEM((c.consumers, 2, _EIGHT, width), p.out_dtype)
         scratch["zeros"] = plgpu.SMEM((c.consumers, _CLEARED[1] // 2), p.out_dtype)
-    options: dict[str, Any] = {
-        "out_type": jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        "kernel_name": "ragged_dot",
-        "compiler_params": compiler_params,
-        "interpret": interpret,
-    }
+    name, inputs = "ragged_dot", (*p.of_groups, "a", "b", *p.operands)
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
     if not c.dynamic:
         visits = functools.partial(_visits, schedule)
-        return hopper.persistent(schedule, visits, scratch=scratch, **options)
-    return plgpu.kernel(
-        functools.partial(_dynamic, schedule),
-        grid=(schedule.positions,),
-        grid_names=("position",),
-        num_threads=c.consumers + 1,
-        thread_name="wg",
-        scratch_types=scratch,
-        **options,
+        return hopper.persistent(
+            *(schedule, name, visits, out), inputs=inputs, scratch=scratch
+        )
+    return launch(
+        *(p, name, functools.partial(_dynamic, schedule), inputs, out, scratch),
+        grid={"position": schedule.positions},
+        warpgroups=c.consumers + 1,
     )
 
 
-def _dynamic(schedule, *refs, **scratch) -> None:
+def _dynamic(schedule, mem) -> None:
     """Visits tiles as blocks claim them: all warpgroups have the same loop."""
     wg, consumers = lax.axis_index("wg"), schedule.config.consumers
-    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
+    tiles = _Tiles.of(schedule, wg, mem)
 
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
         def visit(own, *tile):
-            plgpu.when(wg == consumers)(lambda: tiles.produce(own, *tile))
+            plgpu.when(wg == consumers)(lambda: own.produce(tiles.mem, *tile))
             plgpu.when(wg < consumers)(lambda: tiles.consume(own, *tile))
 
         tiles.at(visit, info.index[0], info.local_index)
@@ -170,28 +157,23 @@ def _dynamic(schedule, *refs, **scratch) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def _visits(schedule, wg, *refs, **scratch) -> tuple[Any, Any]:
+def _visits(schedule, wg, mem) -> tuple[Any, Any]:
     """Returns what makes the visits of the producer, and of a consumer."""
-    tiles = _Tiles.of(schedule, wg, *refs, **scratch)
+    tiles = _Tiles.of(schedule, wg, mem)
+
+    def produce(own, *tile):
+        own.produce(tiles.mem, *tile)
 
     def consume(position, number):
         tiles.at(tiles.consume, position, number)
         tiles.clear(position)
 
-    return lambda: functools.partial(tiles.at, tiles.produce), lambda: consume
+    return lambda: functools.partial(tiles.at, produce), lambda: consume
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tiles:
-    """The tiles of a kernel, as one warpgroup visits them.
-
-    Attributes:
-      schedule: their order.
-      mem: the references of the block.
-      wg: the warpgroup.
-      groups: the groups.
-      number: of positions that have tiles.
-    """
+    """The tiles of a kernel, as one warpgroup visits them."""
 
     schedule: Schedule
     mem: Memory
@@ -200,14 +182,10 @@ class _Tiles:
     number: Any
 
     @classmethod
-    def of(cls, schedule, wg, sizes, offset, *refs, tables, **scratch) -> _Tiles:
-        """Computes the table of groups."""
-        p = schedule.problem
-        indices, refs = refs[: int(p.gathered)], refs[int(p.gathered) :]
-        names = "a", "b", *p.operands, "out"
-        mem = Memory.of(names, refs, rows=Rows(*indices), **scratch)
-        block_m = schedule.config.block_m
-        groups = Groups.of(sizes, offset, p.matrices, p.m, block_m, tables.at[wg])
+    def of(cls, schedule, wg, mem) -> _Tiles:
+        p, block_m = schedule.problem, schedule.config.block_m
+        mem = mem.but(rows=Rows(mem.get("indices")))
+        groups = Groups.of(mem, p.matrices, p.m, block_m, wg)
         number = lax.mul(groups.tiles, np.int32(schedule.columns))
         if mem.get("zeros") is not None:
 
@@ -235,23 +213,15 @@ class _Tiles:
                 lax.mul(number, np.int32(schedule.steps)),
             )
 
-    def produce(self, own, *tile) -> None:
-        """Copies the operands of a tile."""
-        own.produce(self.mem, *tile)
-
     def consume(self, own, *tile) -> None:
-        """Computes a tile."""
         _Consumer(own, self.mem, self.wg).visit(*tile)
 
     def clear(self, position) -> None:
-        """Stores this warpgroup's part of the zeros."""
         _clear(self.schedule, self.groups, position, self.wg, self.mem)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does."""
-
     schedule: Schedule
 
     def visit(self, matrix, row, column, first_step) -> None:
@@ -261,11 +231,7 @@ class _Consumer(hopper.Consumer):
         @plgpu.when(row < self.schedule.end)
         def _():
             finish = functools.partial(self._parts, matrix, row, column)
-            if self.schedule.problem.group is None:
-                parts = self.products(first_step, finish)
-            else:
-                of_b = functools.partial(self._scale_of_b, matrix, column)
-                parts = finish([promoted.products(self, first_step, of_b)])
+            parts = self.products(matrix, column, first_step, finish)
             self.store(parts, matrix, row, column)
 
         @plgpu.when(row >= self.schedule.end)
@@ -292,14 +258,13 @@ class _Consumer(hopper.Consumer):
             parts.append(part)
         return parts
 
-    def _scale_of_b(self, matrix, column, step) -> Any:
-        """Returns the scale of a step's block of a matrix."""
+    def scale_of_b(self, matrix, column, first_step, step) -> Any:
+        del first_step
         scales = self.mem.b_blocks
         last = scales.shape[1] - 1
         return scales[matrix, jnp.minimum(promoted.block_of(column), last), step]
 
     def _factors(self, matrix, row, column) -> Any:
-        """Returns the product of each element's two factors."""
         p, c, mem = self.schedule.problem, self.schedule.config, self.mem
         rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
         columns = column + jnp.arange(c.tile_n, dtype=jnp.int32)

@@ -19,10 +19,16 @@ from pallas_gpu.ops.gemm.epilogue import (
     Epilogue,
     check_activation,
 )
-from pallas_gpu.ops.gemm.problem import Call
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.groups import GroupedProblem
-from pallas_gpu.ops.rules import Array, Interpret, aligned, check_operands, vary_alike
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    aligned,
+    check_operands,
+    vary_alike,
+    without_derivative,
+)
 
 
 @expect.arguments()
@@ -98,10 +104,15 @@ def ragged_dot(
         activation = "silu" if activation is None else activation
     epilogue = Epilogue(activation=activation, gated=gate is not None)
     # The sizes are those of the operands of each product.
-    problem = GroupedProblem(0, 0, 0, lhs.dtype, out_dtype, epilogue=epilogue)
-    call = Call(problem, config, compiler_params, interpret)
+    problem = GroupedProblem(
+        *(0, 0, 0, lhs.dtype, out_dtype),
+        epilogue=epilogue,
+        config=config,
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )
     matrices = [rhs] if gate is None else [rhs, gate]
-    return _product(call, *vary_alike((lhs, matrices, *sizes, rows)))
+    return _product(problem, *vary_alike((lhs, matrices, *sizes, rows)))
 
 
 @expect.arguments(
@@ -185,19 +196,31 @@ def ragged_dot_general(
         name, lhs, rhs, precision, preferred_element_type, narrow=is_transposed
     )
     sizes = checks.sizes(name, group_sizes, matrices, group_offset)
-    problem = GroupedProblem(0, 0, 0, lhs.dtype, out_dtype, transpose_b=is_transposed)
-    call = Call(problem, config, compiler_params, interpret)
+    p = GroupedProblem(
+        *(0, 0, 0, lhs.dtype, out_dtype),
+        transpose_b=is_transposed,
+        config=config,
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )
     if is_contracted:
         checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
         operands = vary_alike((lhs, rhs, *sizes, rows))
-        return _contract(call, matrices, *operands)
+        return _contract(p, matrices, *operands)
     if jnp.dtype(lhs.dtype).itemsize == 1:
         scales = checks.scales(name, lhs, rhs, rows, lhs_scale, rhs_scale)
         group = BLOCK if "a_blocks" in scales else None
-        call = call.but(scales=tuple(scales), group=group, promoted=group is not None)
-        return _narrow(call, lhs, rhs, *sizes, rows, list(scales.values()))
+        p = p.but(scales=tuple(scales), group=group, promoted=group is not None)
+        refusal = errors.DifferentiationError(
+            f"{name}: products of 8-bit floats have no derivatives",
+            expected="float16 or bfloat16",
+            got=str(lhs.dtype),
+            hint="define one with jax.custom_vjp: of products of other operands",
+        )
+        call = without_derivative(functools.partial(_launch, p), refusal)
+        return call(lhs, [rhs], *sizes, rows, list(scales.values()))
     checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
-    return _product(call, *vary_alike((lhs, [rhs], *sizes, rows)))
+    return _product(p, *vary_alike((lhs, [rhs], *sizes, rows)))
 
 
 def _check_product(name: str, lhs: Any, rhs: Any, transposed: bool = False) -> None:
@@ -209,38 +232,24 @@ def _check_product(name: str, lhs: Any, rhs: Any, transposed: bool = False) -> N
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(call: Call, lhs, matrices, sizes, offset, rows) -> jax.Array:
+def _product(p: GroupedProblem, lhs, matrices, sizes, offset, rows) -> jax.Array:
     """Returns the rows of lhs, or those of the indices, times their group's matrix.
 
     That is, the epilogue of the products with one or two lists of matrices.
     """
-    return _launch(call, lhs, matrices, sizes, offset, rows)
+    return _launch(p, lhs, matrices, sizes, offset, rows)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _narrow(call: Call, lhs, rhs, sizes, offset, rows, scales) -> jax.Array:
-    """Returns scaled products of 8-bit floats."""
-    return _launch(call, lhs, [rhs], sizes, offset, rows, scales)
-
-
-@_narrow.defjvp
-def _narrow_jvp(call, primals, tangents):
-    raise errors.DifferentiationError(
-        "ragged_dot_general: products of 8-bit floats have no derivatives",
-        expected="float16 or bfloat16",
-        got=str(primals[0].dtype),
-        hint="define one with jax.custom_vjp: of products of other operands",
-    )
-
-
-def _launch(call: Call, lhs, matrices, sizes, offset, rows, scales=()) -> jax.Array:
-    p, (number, *sides) = call.problem, matrices[0].shape
+def _launch(
+    p: GroupedProblem, lhs, matrices, sizes, offset, rows, scales=()
+) -> jax.Array:
+    number, *sides = matrices[0].shape
     n = sides[0 if p.transpose_b else 1]
     m = (lhs if rows is None else rows).shape[0]
     if 0 in (m, n, lhs.shape[1], number):
         return jnp.zeros((m, n), p.out_dtype)
     kind = {"gated": len(matrices) > 1, "narrow": bool(scales), "blocked": p.promoted}
-    config = _config(call, sizes, **kind)
+    config = _config(p, sizes, **kind)
     if p.promoted:
         checks.require_blocks(config)
     lhs = aligned(lhs, 1 if rows is None else config.tile_k)
@@ -252,32 +261,34 @@ def _launch(call: Call, lhs, matrices, sizes, offset, rows, scales=()) -> jax.Ar
         groups=sizes.shape[0],
         matrices=number,
         gathered=rows is not None,
+        config=config,
     )
-    f = hopper.make_kernel(p, config, call.compiler_params, call.interpret)
+    f = hopper.make_kernel(p)
     rhs, *gate = matrices
     return f(sizes, offset, *_present(rows), lhs, rhs, *scales, *gate)[:, :n]
 
 
-def _config(call: Call, sizes: Any, **kind: bool) -> RaggedDotConfig:
+def _config(p: GroupedProblem, sizes: Any, **kind: bool) -> RaggedDotConfig:
     """Returns the configuration; by default one whose epilogue fits in SMEM."""
-    if call.config is not None:
-        return call.config
+    if p.config is not None:
+        return p.config
     config = RaggedDotConfig.default(sizes.shape[0], **kind)
-    if call.problem.out_dtype.itemsize > 2:
+    if p.out_dtype.itemsize > 2:
         # Parts of as many bytes as those of 16-bit types.
         return dataclasses.replace(config, epilogue_n=max(16, config.epilogue_n // 2))
     return config
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _contract(call: Call, matrices: int, x, y, sizes, offset, rows) -> jax.Array:
+def _contract(p: GroupedProblem, matrices: int, x, y, sizes, offset, rows) -> jax.Array:
     """Returns `x.T @ y` over the rows of each group that has a matrix."""
     m, (height, n) = x.shape[1], y.shape
     if 0 in (height, m, n, matrices):
-        return jnp.zeros((matrices, m, n), call.problem.out_dtype)
-    config = _config(call, sizes, contracted=True).alone
+        return jnp.zeros((matrices, m, n), p.out_dtype)
+    config = _config(p, sizes, contracted=True).alone
     x, y = aligned(x, 1 if rows is None else config.block_m), aligned(y)
-    p = call.problem.but(
+    p = p.but(
+        config=config,
         m=x.shape[1],
         n=y.shape[1],
         k=height,
@@ -287,7 +298,7 @@ def _contract(call: Call, matrices: int, x, y, sizes, offset, rows) -> jax.Array
         matrices=matrices,
         gathered=rows is not None,
     )
-    f = contracted.make_kernel(p, config, call.compiler_params, call.interpret)
+    f = contracted.make_kernel(p)
     return f(sizes, offset, *_present(rows), x, y)[:, :m, :n]
 
 
@@ -295,34 +306,33 @@ def _present(rows: Any) -> list[Any]:
     return [] if rows is None else [rows]
 
 
-def _product_backward(call: Call, saved, d_out):
+def _product_backward(p: GroupedProblem, saved, d_out):
     lhs, matrices, *groups, rows = saved
-    p = call.problem
     if not p.epilogue.is_identity:
-        return _fused_backward(call, saved, d_out)
+        return _fused_backward(p, saved, d_out)
     d_out, (rhs,) = d_out.astype(lhs.dtype), matrices
-    call = call.but(out_dtype=lhs.dtype)
-    other = call.but(transpose_b=not p.transpose_b)
+    p = p.but(out_dtype=lhs.dtype)
+    other = p.but(transpose_b=not p.transpose_b)
     d_lhs = _scattered(_product(other, d_out, [rhs], *groups, None), rows, lhs)
     if p.transpose_b and rows is not None:
         # The kernel gathers the rows of its left operand alone.
         lhs, rows = lhs[rows], None
     pair = (d_out, lhs) if p.transpose_b else (lhs, d_out)
-    d_rhs = _contract(call, rhs.shape[0], *pair, *groups, rows)
+    d_rhs = _contract(p, rhs.shape[0], *pair, *groups, rows)
     return d_lhs, [d_rhs], None, None, None
 
 
-def _fused_backward(call: Call, saved, d_out):
+def _fused_backward(p: GroupedProblem, saved, d_out):
     """Computes the products again, and differentiates the epilogue by JAX."""
     lhs, matrices, *more = saved
-    plain = call.but(epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32))
+    plain = p.but(epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32))
 
     def products(lhs, matrices):
         return [_product(plain, lhs, [matrix], *more) for matrix in matrices]
 
     def epilogue(product, gate=None):
         # Rows of no group are zero, whatever the activation of zero is.
-        return call.problem.epilogue.apply(product, gate=gate)
+        return p.epilogue.apply(product, gate=gate)
 
     found, backward = jax.vjp(products, lhs, matrices)
     _, activation = jax.vjp(epilogue, *found)
@@ -330,12 +340,12 @@ def _fused_backward(call: Call, saved, d_out):
     return *backward(list(d_products)), None, None, None
 
 
-def _contract_backward(call: Call, matrices: int, saved, d_out):
+def _contract_backward(p: GroupedProblem, matrices: int, saved, d_out):
     x, y, *groups, rows = saved
     d_out = d_out.astype(x.dtype)
-    call = call.but(out_dtype=x.dtype, transpose_b=False)
-    d_y = _product(call, x, [d_out], *groups, rows)
-    d_x = _product(call.but(transpose_b=True), y, [d_out], *groups, None)
+    p = p.but(out_dtype=x.dtype, transpose_b=False)
+    d_y = _product(p, x, [d_out], *groups, rows)
+    d_x = _product(p.but(transpose_b=True), y, [d_out], *groups, None)
     return _scattered(d_x, rows, x), d_y, None, None, None
 
 

@@ -19,6 +19,7 @@ from pallas_gpu.ops.rules import (
     Interpret,
     aligned,
     check_narrow,
+    no_derivative,
     no_product,
     result_type,
     without_derivative,
@@ -98,20 +99,22 @@ def block_scaled_matmul(
         scales=("lhs", "rhs") if scale is None else ("lhs", "rhs", "factor"),
         scale_dtype=jnp.dtype(lhs_scales.dtype),
         group=block,
+        config=config or BlockScaledMatmulConfig(),
+        compiler_params=compiler_params,
+        interpret=interpret,
     )
-    config = config or BlockScaledMatmulConfig()
-    _check_depth(problem, config)
+    _check_depth(problem)
     factor = () if scale is None else (jnp.reshape(scale, 1),)
     if 0 in (*batch, m, n, k):
         return jnp.zeros((*batch, m, n), out)
-    run = functools.partial(_run, problem, config, compiler_params, interpret)
+    run = functools.partial(_run, problem)
     operands = lhs, rhs, lhs_scales, rhs_scales
-    return without_derivative(run, _WHO, "rounding")(*operands, *factor)
+    refusal = no_derivative(_WHO, "rounding")
+    return without_derivative(run, refusal)(*operands, *factor)
 
 
-def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
-    kernel = tiled_kernel(p, config, compiler_params, interpret)
-    schedule = Schedule(p, config)
+def _run(p: Problem, *operands) -> jax.Array:
+    kernel, schedule = tiled_kernel(p), Schedule(p, p.config)
     rows, columns = schedule.tiles.extent, schedule.steps * schedule.groups * SCALES
 
     def product(a, b, a_scales, b_scales, *factor):
@@ -149,7 +152,6 @@ def _tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
-    """Returns M, N and K, and the leading dimensions."""
     shapes = tuple(lhs.shape), tuple(rhs.shape)
     ranks = len(shapes[0]) == len(shapes[1]) and len(shapes[0]) in (2, 3)
     if (
@@ -163,7 +165,6 @@ def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
 
 
 def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
-    """Returns the elements of a block."""
     hint = "quantize the operands with ops.quantize_blocks"
     check_narrow(_WHO, lhs, rhs, E2M1, hint)
     dtype = jnp.dtype(lhs.dtype)
@@ -196,10 +197,9 @@ def _written(admitted: Any) -> str:
     return " or ".join(f"{t.name} for each {block} elements" for t, block in admitted)
 
 
-def _check_depth(p: Problem, config: BlockScaledMatmulConfig) -> None:
-    """Checks that the scales of a step fill whole tiles."""
+def _check_depth(p: Problem) -> None:
     assert p.group is not None
-    multiple, tile_k = p.group * SCALES, Schedule(p, config).tile_k
+    multiple, tile_k = p.group * SCALES, Schedule(p, p.config).tile_k
     if tile_k % multiple:
         raise errors.ArgumentError(
             f"{_WHO}: tile_k is not a multiple of four blocks",

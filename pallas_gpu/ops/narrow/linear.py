@@ -18,7 +18,7 @@ from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm.config import LinearFewConfig, LinearManyConfig
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.matmul import matmul
-from pallas_gpu.ops.gemm.problem import Call, Problem
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
 from pallas_gpu.ops.rules import (
     FLOAT8,
@@ -146,25 +146,27 @@ def linear(
         right=jnp.dtype(w.dtype),
         scales=tuple(name for name, present in given.items() if present),
         group=group,
+        config=config,
+        compiler_params=compiler_params,
+        interpret=interpret,
     )
-    call = Call(problem, config, compiler_params, interpret)
     if 0 in (*x.shape, n):
-        return _reference(call, x, w, w_scale, bias)
+        return _reference(problem, x, w, w_scale, bias)
     operands = vary_alike((x.reshape(-1, k), w, w_scale, bias))
-    return _linear(call, *operands).reshape(*x.shape[:-1], n)
+    return _linear(problem, *operands).reshape(*x.shape[:-1], n)
 
 
 # --- the product ----------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear(call: Call, x, w, w_scale, bias):
-    right = w if call.problem.transpose_b else w.T
+def _linear(p: Problem, x, w, w_scale, bias):
+    right = w if p.transpose_b else w.T
     x, right = aligned(x, _ROW_BITS // bits(w.dtype)), aligned(right)
-    p = dataclasses.replace(call.problem, k=x.shape[1], transpose_b=True)
-    config = call.config or default_config(p)
+    p = p.but(k=x.shape[1], transpose_b=True)
+    config = p.config or default_config(p)
     family: Any = mixed_few if isinstance(config, LinearFewConfig) else mixed_many
-    kernel = family.make_kernel(p, config, call.compiler_params, call.interpret)
+    kernel = family.make_kernel(p.but(config=config))
     columns = family.columns(p, config)
     given = {
         "masks": lambda: jnp.asarray(widen.masks(w.dtype, x.dtype)),
@@ -180,11 +182,11 @@ def _linear(call: Call, x, w, w_scale, bias):
     return kernel(x, right, *operands)
 
 
-def _backward(call: Call, saved, g):
+def _backward(p: Problem, saved, g):
     x, w, w_scale, bias = saved
 
     def plain(x, w_scale, bias):
-        return _reference(call, x, w, w_scale, bias)
+        return _reference(p, x, w, w_scale, bias)
 
     _, pull = jax.vjp(plain, x, w_scale, bias)
     dx, d_scale, d_bias = pull(g)
@@ -193,12 +195,11 @@ def _backward(call: Call, saved, g):
     return dx, dw, d_scale, d_bias
 
 
-_linear.defvjp(lambda call, *saved: (_linear(call, *saved), saved), _backward)
+_linear.defvjp(lambda p, *saved: (_linear(p, *saved), saved), _backward)
 
 
-def _reference(call: Call, x, w, w_scale, bias):
+def _reference(p: Problem, x, w, w_scale, bias):
     """The layer in operations of JAX."""
-    p = call.problem
     wide = (w.T if p.transpose_b else w).astype(x.dtype)
     if p.group is not None:
         scale = jnp.repeat(w_scale.astype(x.dtype), p.group, axis=0)
@@ -211,7 +212,6 @@ def _reference(call: Call, x, w, w_scale, bias):
 
 
 def default_config(p: Problem) -> Config:
-    """Returns the configuration that is expected to take the least time."""
     if p.m <= (_FEW if bits(p.right) == 8 else _FEW // 2):
         for config in _few(p, plgpu.align_to(p.m, 16)):
             if mixed_few.fits(p, config):
@@ -274,7 +274,6 @@ def _splits(tiles: int, wanted: float, on_sm: int) -> int:
 
 
 def _check(x: Any, w_scale: Any, bias: Any, k: int, n: int) -> int | None:
-    """Returns the elements that share a scale; None for scales of columns."""
     if jnp.dtype(x.dtype) not in _FLOATS[:2]:
         raise errors.DTypeError(
             "linear: narrow weights are not supported beside this type",

@@ -30,7 +30,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.gemm.config import LinearFewConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.rules import bits, cached
 from pallas_gpu.ops.tiles import in_cluster, tiles
@@ -56,12 +56,10 @@ class Schedule:
 
     @property
     def depth(self) -> int:
-        """Elements of K of a tile of weights."""
         return widen.DEPTH_BYTES * 8 // bits(self.p.right)
 
     @property
     def groups(self) -> int:
-        """Groups of scales of a tile of weights; 0 without."""
         return 0 if self.p.group is None else widen.groups(self.p, self.depth)
 
     @property
@@ -71,7 +69,6 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps along K."""
         return plgpu.cdiv(self.p.k, self.depth)
 
     @property
@@ -86,12 +83,10 @@ class Schedule:
 
     @property
     def tiles(self) -> int:
-        """Tiles of a warpgroup's rows."""
         return plgpu.cdiv(self.p.n, _ROWS)
 
     @property
     def workers(self) -> int:
-        """Clusters for each tile of tokens."""
         if self.c.blocks is None:
             return plgpu.cdiv(self.tiles, self.c.across)
         # Blocks may have tiles for some of their warpgroups.
@@ -121,7 +116,6 @@ def orders_tokens(p: Problem, config: LinearFewConfig) -> bool:
 
 
 def fits(p: Problem, config: LinearFewConfig) -> bool:
-    """Whether a block has enough SMEM."""
     c, s = config, Schedule(p, config)
     buffers = c.warpgroups * c.stages
     tile = c.tokens * s.depth * p.dtype.itemsize
@@ -135,14 +129,15 @@ def fits(p: Problem, config: LinearFewConfig) -> bool:
 
 
 @cached
-def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret):
+def make_kernel(p: Problem) -> Any:
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
     Beside integers x is in the order of `widen.reordered`, unless `orders_tokens`.
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns`
     elements.
     """
-    c, s, wgs = config, Schedule(p, config), config.warpgroups
+    c = p.config
+    s, wgs = Schedule(p, c), c.warpgroups
     packed = tiles((wgs, c.stages, _ROWS, s.depth), p.right)
     words = tiles((wgs, c.stages, _ROWS, widen.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
     chunks = s.chunks if c.resident else wgs * c.stages
@@ -176,38 +171,28 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
             else plgpu.Barrier(num_arrivals=wgs)
         )
 
-    def body(*refs, w_smem, x_smem, **memory):
-        packed, words = w_smem if by_words else (w_smem, None)
-        smem = {"w_smem": packed, "words": words, "x_smem": x_smem[0]}
+    def body(mem: Memory) -> None:
+        mem.w_smem, mem.words = mem.w_smem if by_words else (mem.w_smem, None)
         if c.parts > 1:
-            smem["out_smem"] = x_smem[-1]
+            mem.out_smem = mem.x_smem[-1]
+        mem.x_smem = mem.x_smem[0]
         wg = lax.axis_index("wg")
-        mem = Memory.of(("x", "w", *p.operands, "out"), refs, **smem, **memory)
         worker = _Worker(p, c, mem, wg)
         plgpu.Roles(wgs, None if wgs < 4 else _REGISTERS).run(
             wg, worker.produce, worker.consume
         )
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        grid=(s.workers, plgpu.cdiv(p.m, c.tokens)),
-        grid_names=("worker", "token_tile"),
-        cluster=(c.splits,),
-        cluster_names=("split",),
-        num_threads=wgs + 1,
-        thread_name="wg",
-        kernel_name="linear_few",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types=scratch,
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return launch(
+        *(p, "linear_few", body, ("x", "w", *p.operands), out, scratch),
+        grid={"worker": s.workers, "token_tile": plgpu.cdiv(p.m, c.tokens)},
+        cluster={"split": c.splits},
+        warpgroups=wgs + 1,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Worker(Schedule):
-    """What one warpgroup of a block, `wg`, does."""
-
     mem: Memory
     wg: Any
 
@@ -242,7 +227,6 @@ class _Worker(Schedule):
 
     @property
     def tokens(self) -> Any:
-        """Rows of the result."""
         tokens = self.c.tokens
         return plgpu.ds(lax.axis_index("token_tile") * tokens, tokens)
 
@@ -253,14 +237,12 @@ class _Worker(Schedule):
 
     @property
     def turns(self) -> Any:
-        """Tiles of this warpgroup."""
         first = self.lane * np.int32(self.workers) + lax.axis_index("worker")
         step = np.int32(self.workers * self.c.across)
         return lax.div(np.int32(self.tiles) - first + (step - np.int32(1)), step)
 
     @property
     def count(self) -> Any:
-        """Steps of a tile."""
         if self.steps % self.c.parts == 0:
             return np.int32(self.each)
         return jnp.clip(self.steps - self.rank * self.each, 0, self.each)
@@ -382,7 +364,6 @@ class _Worker(Schedule):
     # --- copies -----------------------------------------------------------------------
 
     def start_tokens(self) -> None:
-        """Starts to load the block's part of the tokens."""
         chunks = self.chunks
 
         @plgpu.loop(0, chunks)
@@ -440,7 +421,6 @@ class _Worker(Schedule):
     # --- weights ----------------------------------------------------------------------
 
     def converter(self) -> widen.Converter:
-        """The conversion of weights."""
         return widen.converter(self.p.right, self.p.dtype, self.mem.get("masks"))
 
     def finish(self, slot, half: int, loaded) -> Any:
@@ -466,7 +446,6 @@ class _Worker(Schedule):
         return functools.reduce(lax.add, found)
 
     def store(self, total, turn) -> None:
-        """Scales the sums (rows, tokens) and stores them."""
         own = total.shape[0]
         row = self.row(turn) + self.rank * own
         rows = plgpu.ds(row, own)

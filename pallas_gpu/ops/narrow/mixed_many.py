@@ -35,7 +35,13 @@ def columns(p: Problem, config: LinearManyConfig) -> int:
 
 
 class Schedule(hopper.Schedule):
-    """Which tiles a cluster computes, of the transposed problem."""
+    def prepared(self, mem: Memory) -> Memory:
+        """Returns the memory, with units in which consumers load weights."""
+        *scale, weights, tokens = mem.ring.buffers
+        is_same = widen.unit_type(self.problem.dtype) == self.problem.dtype
+        packed, units = (weights, weights) if is_same else weights
+        buffers = [packed, tokens, *scale, units]
+        return mem.but(operands=dataclasses.replace(mem.ring, buffers=buffers))
 
     def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
@@ -47,17 +53,16 @@ class Schedule(hopper.Schedule):
             copy(mem.group_scale.at[groups, rows], slot.buffers[2])
 
     def is_inside(self, row: Any, column: Any) -> Any:
-        """Returns whether a part begins within the result."""
         return jnp.logical_and(row < self.problem.m, column < self.problem.n)
 
 
 @cached
-def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret):
+def make_kernel(p: Problem) -> Any:
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
     """
-    c, (x_type, w_type) = config, p.types
+    c, (x_type, w_type) = p.config, p.types
     packed = tiles((c.stages, c.block_m, c.depth), w_type)
     unit = widen.unit_type(w_type)
     units = tiles((c.stages, c.block_m, widen.units(w_type, c.depth)), unit)
@@ -69,38 +74,19 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
         shape = (c.stages, widen.groups(p, c.depth), c.block_m)
         buffers = [plgpu.SMEM(shape, jnp.float32), *buffers]
     schedule = Schedule(p.transposed, c)
-
-    def memory(*refs, ring, out_smem) -> Memory:
-        *scale, weights, tokens = ring.buffers
-        packed, units = (weights, weights) if unit == w_type else weights
-        ring = dataclasses.replace(ring, buffers=[packed, tokens, *scale, units])
-        names = "b", "a", *p.operands, "out"
-        return Memory.of(names, refs, operands=ring, out_smem=out_smem)
-
     scratch = hopper.scratch_of(schedule, buffers=buffers)
     # Memory is in the order of names: the ring is behind the buffers of stores.
     scratch["ring"] = scratch.pop("operands")
-    return hopper.launch(
-        schedule,
-        _Consumer,
-        jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        memory=memory,
-        scratch=scratch,
-        kernel_name="linear_many",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return hopper.launch(schedule, "linear_many", _Consumer, out, scratch=scratch)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does.
-
-    Attributes:
-      converter: of weights, in a tile.
-    """
+    """What one consumer warpgroup does."""
 
     converter: Any = None
+    counts_late = True
 
     @property
     def ahead(self) -> bool:
@@ -113,19 +99,10 @@ class _Consumer(hopper.Consumer):
         return p.group is not None and bits(p.dtype) == 8
 
     def scales_at(self, step: Any) -> Any:
-        """The scales of its rows of a step."""
         rows = plgpu.ds(self.wg * self.schedule.config.tile_m, 64)
         return self.mem.operands.slot(step).buffers[2].at[:, rows]
 
-    def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile."""
-        products = self.products(first_step)
-        # Not before them: a register.
-        row = row + self.wg * self.schedule.config.tile_m
-        self.store(products, batch, row, column)
-
     def accumulate(self, first_step, *accumulators) -> list[Any]:
-        """Returns the product of its rows of weights with tokens."""
         w, x = self.schedule.problem.types
         converter = widen.converter(w, x, self.mem.get("masks"))
         own = dataclasses.replace(self, converter=converter)

@@ -31,6 +31,7 @@ from pallas_gpu.ops.rules import (
     check_bias,
     check_narrow,
     check_operands,
+    no_derivative,
     padded,
     require_type,
     result_type,
@@ -44,15 +45,11 @@ _INT32 = jnp.dtype(jnp.int32)
 _SMS = arch.SM_90A.sm_count
 
 type Config = ScaledMatmulConfig | BlackwellMatmulConfig
-# The schedule of each kernel, the function that makes it, and what it needs.
-_FAMILIES: dict[type, tuple[Any, Any, arch.Feature]] = {
-    ScaledMatmulConfig: (
-        scaled_hopper.Schedule, scaled_hopper.make_kernel, arch.Feature.WGMMA
-    ),
-    BlackwellMatmulConfig: (
-        blackwell.Schedule, blackwell.tiled_kernel, arch.Feature.TCGEN05
-    ),
-}  # fmt: skip
+# The schedule of each kernel, and the function that makes it.
+_FAMILIES: dict[type, tuple[Any, Any]] = {
+    ScaledMatmulConfig: (scaled_hopper.Schedule, scaled_hopper.make_kernel),
+    BlackwellMatmulConfig: (blackwell.Schedule, blackwell.tiled_kernel),
+}
 
 
 @expect.arguments()
@@ -154,32 +151,33 @@ def scaled_matmul(
         right=jnp.dtype(b.dtype),
         group=BLOCK if blocked else None,
         promoted=blocked or (bool(promote) and not integers),
+        config=config,
+        compiler_params=compiler_params,
+        interpret=interpret,
     )  # fmt: skip
-    config = _chosen(problem, config, compiler_params, kinds)
+    config = _chosen(problem, kinds)
     if 0 in (m, n, k):
         filled = jnp.zeros((m, n), jnp.float32)
         return (filled if bias is None else filled + bias).astype(out)
     extent = _FAMILIES[type(config)][0](problem, config).tiles.extent
     scales = _scales(problem, extent, kinds, a_scale, b_scale, transpose_b)
     added = [] if bias is None else [padded(bias, extent[1])]
-    problem = dataclasses.replace(problem, scales=tuple(scales))
-    run = functools.partial(_run, problem, config, compiler_params, interpret)
+    problem = problem.but(scales=tuple(scales), config=config)
+    run = functools.partial(_run, problem)
     right = b if transpose_b else b.T
-    return without_derivative(run, "scaled_matmul", "rounding to 8 bits")(
-        a, right, *scales.values(), *added
-    )
+    refusal = no_derivative("scaled_matmul", "rounding to 8 bits")
+    operands = a, right, *scales.values(), *added
+    return without_derivative(run, refusal)(*operands)
 
 
-def _chosen(
-    p: Problem, config: Config | None, compiler_params: Any, kinds: Sequence[str | None]
-) -> Config:
+def _chosen(p: Problem, kinds: Sequence[str | None]) -> Config:
     """Returns the configuration, and checks that it suits the target and the scales."""
-    on_blackwell = targets.chosen(compiler_params).has(arch.Feature.TCGEN05)
+    config, params = p.config, p.compiler_params
+    on_blackwell = targets.chosen(params).has(arch.Feature.TCGEN05)
     if config is None and on_blackwell:
         config = BlackwellMatmulConfig(tile_k=BLOCK)
     config = config or default_config(p)
-    needed = {kind: feature for kind, (*_, feature) in _FAMILIES.items()}
-    targets.require("scaled_matmul", config, compiler_params, needed)
+    targets.require("scaled_matmul", config, params, _FAMILIES)
     if p.group is not None and isinstance(config, BlackwellMatmulConfig):
         raise errors.UnsupportedError(
             f"scaled_matmul: scales of blocks of {BLOCK} on Blackwell",
@@ -239,15 +237,13 @@ def _scales(p: Problem, extent, kinds, a, b, transpose_b: bool) -> dict[str, Any
     return scales
 
 
-def _run(problem: Problem, config, compiler_params, interpret, a, b, *operands):
+def _run(p: Problem, a, b, *operands):
     a, b = aligned(a), aligned(b)
-    problem = dataclasses.replace(problem, k=a.shape[1])
-    make_kernel = _FAMILIES[type(config)][1]
-    return make_kernel(problem, config, compiler_params, interpret)(a, b, *operands)
+    _, make_kernel = _FAMILIES[type(p.config)]
+    return make_kernel(p.but(k=a.shape[1]))(a, b, *operands)
 
 
 def default_config(p: Problem) -> ScaledMatmulConfig:
-    """Returns the tiles that are expected to take the least time."""
     # Rows of a consumer, columns, consumers. Promoted sums and the accumulator take
     # registers for 64 rows of 128 columns each.
     shapes = [(64, 128, 3), (64, 128, 2), (64, 64, 2)]

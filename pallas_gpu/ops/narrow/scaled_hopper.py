@@ -21,40 +21,25 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu.ops.gemm import hopper, promoted
-from pallas_gpu.ops.gemm.config import ScaledMatmulConfig
 from pallas_gpu.ops.gemm.epilogue import FACTORS, scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.tiles import starts_inside
 
 
 @cached
-def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpret):
+def make_kernel(p: Problem) -> Any:
     """Returns the function of A (M, K), B (N, K) and `Problem.operands`.
 
     `a_blocks` is (K / 128, M), with M rounded up to a multiple of 4, and `b_blocks`
     (K / 128, N / 128), both rounded up; `a_scale` and `b_scale` are (1,), and the other
     operands have one element for each row or column of all tiles (`extent`).
     """
-    c, schedule = config, Schedule(p, config)
-    blocked = p.group is not None
-    scratch = hopper.scratch_of(schedule, copies=2 + blocked)
-    if blocked:
-        scratch["scale_smem"] = promoted.scratch(c)
-
-    return hopper.launch(
-        schedule,
-        _Consumer.of,
-        jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        scratch=scratch,
-        kernel_name="scaled_matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return hopper.launch(Schedule(p, p.config), "scaled_matmul", _Consumer.of, out)
 
 
 class Schedule(hopper.Schedule):
-    """Which tiles a cluster computes, and in which order."""
-
     def k_block(self, first_step: Any, step: Any) -> Any:
         """The block of K of a tile's step, given the steps before the tile."""
         if not self.config.zigzag:
@@ -73,10 +58,7 @@ class Schedule(hopper.Schedule):
 
     def is_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        p, (m, n), (rows, columns) = self.problem, self.tiles.extent, self.part
-        if m - p.m < rows and n - p.n < columns:
-            return None
-        return jnp.logical_and(row < p.m, column < p.n)
+        return starts_inside(self.problem, self.tiles, self.part, row, column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,37 +70,13 @@ class _Consumer(hopper.Consumer):
     """
 
     factors: list[Any]
+    counts_late = True
 
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
-        """Loads the factors."""
         scales = (mem.get(name) for name in FACTORS)
         factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
-
-    def visit(self, batch, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile."""
-        if self.schedule.problem.promoted:
-            of_b = self.scale_of_b(column, first_step)
-            products = [promoted.products(self, first_step, of_b)]
-        else:
-            products = self.products(first_step)
-        # Not before them: a register.
-        row = row + self.wg * self.schedule.config.tile_m
-        self.store(products, batch, row, column)
-
-    def scale_of_b(self, column, first_step) -> Any:
-        """Returns a function of a step: the scale of its block of B; or None."""
-        if self.schedule.problem.group is None:
-            return None
-
-        def of_step(ki):
-            block, scales = self.schedule.k_block(first_step, ki), self.mem.b_blocks
-            # A cluster's last tile may lie behind the last block.
-            last = scales.shape[1] - 1
-            return scales[block, jnp.minimum(promoted.block_of(column), last)]
-
-        return of_step
 
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns what multiplies a part by the scales, and adds the bias."""

@@ -52,7 +52,6 @@ def unit_type(dtype: Any) -> jnp.dtype:
 
 
 def units(dtype: Any, columns: int) -> int:
-    """Units of so many columns of weights."""
     return columns * bits(dtype) // 8 // unit_type(dtype).itemsize
 
 
@@ -186,7 +185,6 @@ def reorder_tokens(ref: Any, stored: Any) -> None:
 
 
 def factors(scales: Any, dtype: Any) -> tuple[jax.Array, ...]:
-    """Loads the scales of groups, (groups, rows) in SMEM, rounded to a type."""
     groups, _ = scales.shape
     return tuple(scales[i].astype(dtype) for i in range(groups))
 
@@ -218,7 +216,6 @@ def groups(p: Problem, columns: int) -> int:
 
 
 def converter(w: Any, x: Any, masks: Any) -> Converter:
-    """The conversion of weights to the type of x, with a reference to its masks."""
     return Converter(w, x, None if masks is None else [masks[i] for i in range(3)])
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +15,6 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
-from pallas_gpu.ops.rows.rows import Launch
 from pallas_gpu.ops.rules import (
     Array,
     Interpret,
@@ -26,15 +24,10 @@ from pallas_gpu.ops.rules import (
     vary_alike,
 )
 
+_WHO = "linear_cross_entropy"
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
 _ALIGNED = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    transpose_w: bool
-    launch: Launch
 
 
 @expect.arguments()
@@ -78,13 +71,17 @@ def linear_cross_entropy(
       >>> loss = ops.linear_cross_entropy(hidden, head, labels).mean()
     """
     _check(x, w, labels, transpose_w)
-    params = compiler_params or plgpu.CompilerParams(approx_math=True)
-    launch = Launch("linear_cross_entropy", params, interpret)
-    options = _Options(transpose_w, launch)
     rows = x.reshape(-1, x.shape[-1])
+    sizes = rows.shape[0], w.shape[0 if transpose_w else 1], rows.shape[1]
+    problem = Problem(
+        *(*sizes, jnp.dtype(x.dtype), jnp.dtype(x.dtype)),
+        transpose_b=transpose_w,
+        compiler_params=compiler_params or plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )
     labels = as_int32("linear_cross_entropy", "labels", labels)
     operands = rows, w, labels.reshape(-1)
-    loss, logsumexp = _losses(options, *vary_alike(operands))
+    loss, logsumexp = _losses(problem, *vary_alike(operands))
     loss, logsumexp = (r.reshape(labels.shape) for r in (loss, logsumexp))
     return (loss, logsumexp) if return_logsumexp else loss
 
@@ -105,79 +102,59 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(options: _Options, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
-    """Returns losses and logarithms of sums of (rows, depth)."""
-    p = _problem(options, x, _classes(options, w))
-    function = logits.statistics(p, options.launch)
+def _losses(p: Problem, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
+    function = logits.statistics(p, _WHO)
     operands = aligned(x)[None], aligned(w)[None]
     tops, totals, picked = function(*operands, _padded(labels, -1))
     top = jnp.max(tops, 0)
     logsumexp = top + jnp.log(jnp.sum(totals * jnp.exp(tops - top), 0))
     has_loss = (labels >= 0) & (labels < p.n)
-    rows = slice(x.shape[0])
+    rows = slice(p.m)
     loss = logsumexp[rows] - jnp.sum(picked, 0)[rows]
     return jnp.where(has_loss, loss, 0.0), jnp.where(has_loss, logsumexp[rows], 0.0)
 
 
-def _forward(options: _Options, x: Any, w: Any, labels: Any) -> Any:
-    loss, logsumexp = _losses(options, x, w, labels)
+def _forward(p: Problem, x: Any, w: Any, labels: Any) -> Any:
+    loss, logsumexp = _losses(p, x, w, labels)
     return (loss, logsumexp), (x, w, labels, logsumexp)
 
 
-def _backward(options: _Options, saved: Any, d: Any) -> Any:
+def _backward(p: Problem, saved: Any, d: Any) -> Any:
     x, w, labels, logsumexp = saved
     d_loss, d_logsumexp = d
-    classes = _classes(options, w)
-    has_loss = (labels >= 0) & (labels < classes)
+    has_loss = (labels >= 0) & (labels < p.n)
     # Padded rows, too, have factors of zero.
     d_label = _padded(jnp.where(has_loss, d_loss, 0.0), 0.0)
     d_top = d_label + _padded(jnp.where(has_loss, d_logsumexp, 0.0), 0.0)
     d_x: Any = None
     d_w = []
-    for start, count in _chunks(x.shape[0], classes):
-        part = lax.slice_in_dim(w, start, start + count, axis=1 - options.transpose_w)
-        d_logits = _derivative(
-            options, x, part, count, _padded(labels - start, -1), d_top, d_label,
-            _padded(logsumexp, 0.0),
-        )  # fmt: skip
-        common = options.launch.options
+    common = {"compiler_params": p.compiler_params, "interpret": p.interpret}
+    for start, count in _chunks(p.m, p.n):
+        part = lax.slice_in_dim(w, start, start + count, axis=1 - p.transpose_b)
+        # Its rows are multiples of 16 bytes, too; what the last columns hold is
+        # dropped.
+        of_part = p.but(n=count + -count % _ALIGNED)
+        d_logits = logits.derivative(of_part, f"{_WHO}_backward")(
+            *(aligned(x)[None], aligned(part)[None], _padded(labels - start, -1)),
+            *(d_top, d_label, _padded(logsumexp, 0.0)),
+        )[0, :, :count]
         d_x = matmul(
-            d_logits, part, transpose_b=not options.transpose_w, residual=d_x,
+            d_logits, part, transpose_b=not p.transpose_b, residual=d_x,
             out_dtype=jnp.float32, **common,
         )  # fmt: skip
-        a, b = (d_logits, x) if options.transpose_w else (x, d_logits)
+        a, b = (d_logits, x) if p.transpose_b else (x, d_logits)
         d_w.append(matmul(a, b, transpose_a=True, **common))
-    joined = jnp.concatenate(d_w, axis=1 - options.transpose_w)
+    joined = jnp.concatenate(d_w, axis=1 - p.transpose_b)
     return d_x.astype(x.dtype), joined, None
 
 
 _losses.defvjp(_forward, _backward)
 
 
-def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> Any:
-    # Its rows are multiples of 16 bytes, too; what the last columns hold is dropped.
-    p = _problem(options, x, classes + -classes % _ALIGNED)
-    function = logits.derivative(p, options.launch.backward)
-    operands = aligned(x)[None], aligned(w)[None]
-    d_logits = function(*operands, labels, d_top, d_label, logsumexp)
-    return d_logits[0, :, :classes]
-
-
-def _problem(options: _Options, x: Any, classes: int) -> Problem:
-    dtype = jnp.dtype(x.dtype)
-    return Problem(
-        x.shape[0], classes, x.shape[1], dtype, dtype, transpose_b=options.transpose_w
-    )
-
-
 def _chunks(rows: int, classes: int) -> list[tuple[int, int]]:
     most = max(1, _WORKSPACE // (2 * rows * logits.CONFIG.tile_n))
     size = most * logits.CONFIG.tile_n
     return [(i, min(size, classes - i)) for i in range(0, classes, size)]
-
-
-def _classes(options: _Options, w: Any) -> int:
-    return w.shape[0 if options.transpose_w else 1]
 
 
 def _padded(rows: jax.Array, value: Any) -> jax.Array:

@@ -20,7 +20,6 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rows.rows import Launch
 from pallas_gpu.ops.rules import cached
 
 # A consumer's tile and its exponentials fit in the registers.
@@ -28,6 +27,8 @@ CONFIG = MatmulConfig(tile_m=64, tile_n=128, stages=5, cluster=None)
 _ROW = plgpu.Layout.WGMMA_ROW
 # Below all logits, and finite: the difference of two of them is a number.
 LOWEST = float(jnp.finfo(jnp.float32).min)
+# Results of `statistics`, and operands of `derivative`.
+_FOUND, _FACTORS = ("tops", "totals", "picked"), ("d_top", "d_label", "logsumexp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +64,17 @@ class _Statistics(_Reduced):
         top = jnp.max(x, axis=1)
         total = jnp.sum(jnp.exp(x - self.to_columns(top)), axis=1)
         at = lax.div(column, jnp.int32(c.tile_n)), plgpu.ds(row, c.tile_m)
-        for ref, rows in zip(self.mem.out, (top, total, picked), strict=True):
-            ref[at] = rows
+        for name, rows in zip(_FOUND, (top, total, picked), strict=True):
+            self.mem.get(name)[at] = rows
 
 
 class _Derivative(_Reduced):
     def store(self, products: Sequence[Any], batch: Any, row: Any, column: Any) -> None:
         (x,) = products
         labels, columns, inside = self.inputs(row, column)
-        d_top, d_label, logsumexp = (self.of_rows(r, row) for r in self.mem.factors)
+        d_top, d_label, logsumexp = (
+            self.of_rows(self.mem.get(name), row) for name in _FACTORS
+        )
         d = jnp.exp(x - self.to_columns(logsumexp)) * self.to_columns(d_top)
         is_label = columns == self.to_columns(labels)
         d = d - jnp.where(is_label, self.to_columns(d_label), 0.0)
@@ -80,22 +83,9 @@ class _Derivative(_Reduced):
         super().store([d], batch, row, column)
 
 
-def _call(p: Problem, consumer: Any, out_type: Any, launch: Launch) -> Any:
-    several = isinstance(out_type, tuple)
-
-    def memory(a, b, labels, *refs, **scratch) -> hopper.Memory:
-        factors, out = ((), refs) if several else (refs[:-1], refs[-1])
-        named = {"labels": labels, "factors": factors}
-        return hopper.Memory(a=a, b=b, out=out, **named, **scratch)
-
-    return hopper.launch(
-        hopper.Schedule(p, CONFIG),
-        consumer,
-        out_type,
-        memory=memory,
-        kernel_name=launch.name,
-        **launch.options,
-    )
+def _call(p: Problem, name: str, consumer: Any, results: Any, *factors: str) -> Any:
+    schedule, inputs = hopper.Schedule(p, CONFIG), ("a", "b", "labels", *factors)
+    return hopper.launch(schedule, name, consumer, results, inputs=inputs)
 
 
 def padded_rows(m: int) -> int:
@@ -103,7 +93,7 @@ def padded_rows(m: int) -> int:
 
 
 @cached
-def statistics(p: Problem, launch: Launch) -> Any:
+def statistics(p: Problem, name: str) -> Any:
     """Returns a function of x, w and labels.
 
     Its results are, for each tile of columns and each row, the largest logit, the sum
@@ -111,16 +101,16 @@ def statistics(p: Problem, launch: Launch) -> Any:
     is of another tile: float32 (column tiles, padded rows).
     """
     shape = plgpu.cdiv(p.n, CONFIG.tile_n), padded_rows(p.m)
-    out = (jax.ShapeDtypeStruct(shape, jnp.float32),) * 3
-    return _call(p, _Statistics, out, launch)
+    out = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return _call(p, name, _Statistics, dict.fromkeys(_FOUND, out))
 
 
 @cached
-def derivative(p: Problem, launch: Launch) -> Any:
+def derivative(p: Problem, name: str) -> Any:
     """Returns a function of x, w, labels and three factors of each row.
 
     Its result, (1, M, N), is exp(logits - logsumexp) * d_top, less d_label in the
     column of the label.
     """
     out = jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)
-    return _call(p, _Derivative, out, launch)
+    return _call(p, name, _Derivative, out, *_FACTORS)

@@ -22,6 +22,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
+from pallas_gpu.ops.memory import Memory, launch
 from pallas_gpu.ops.rows.rows import Rows
 
 # Columns whose sums a warpgroup has in registers: 64 each a thread.
@@ -96,11 +97,9 @@ class OnePass:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the launch: one per SM, but no more than there is work for."""
         return min(_BLOCKS, plgpu.cdiv(self.tiles, self.warpgroups))
 
     def parts(self) -> Iterator[slice]:
-        """Yields the columns that are in registers at once."""
         size = max(1, _PART // self.rows.together)
         for start in range(0, self.rows.columns, size):
             yield slice(start, min(start + size, self.rows.columns))
@@ -127,26 +126,23 @@ def backward(p: OnePass, norm: Any, x, d_y, scale) -> tuple[Any, list[Any]]:
         scratch["scale_smem"] = plgpu.SMEM((columns,), p.scale_dtype)
         scratch["scale_full"] = plgpu.Barrier()
     sum_type = jax.ShapeDtypeStruct((workers, columns), jnp.float32)
-    d_x, *sums = plgpu.kernel(
-        functools.partial(_body, p, norm),
-        out_type=[jax.ShapeDtypeStruct((p.rows.count, columns), p.dtype)]
-        + [sum_type] * p.sums,
-        grid=(p.blocks,),
-        grid_names=("block",),
-        num_threads=p.warpgroups,
-        thread_name="wg",
-        scratch_types=scratch,
-        kernel_name=norm.launch.backward.name,
-        **norm.launch.options,
-    )(p.rows.matrix(x), p.rows.matrix(d_y), *scale)
+    results = {"d_x": jax.ShapeDtypeStruct((p.rows.count, columns), p.dtype)}
+    body = functools.partial(_body, p, norm)
+    kernel = launch(
+        *(norm.launch, norm.launch.backward.name, body),
+        ("x", "d_y", *("scale",) * len(scale)),
+        results | {f"d_{i}": sum_type for i in range(p.sums)},
+        scratch,
+        grid={"block": p.blocks},
+        warpgroups=p.warpgroups,
+    )
+    d_x, *sums = kernel(p.rows.matrix(x), p.rows.matrix(d_y), *scale)
     return d_x.reshape(x.shape), [partial.sum(0) for partial in sums]
 
 
-def _body(
-    p, norm, x, d_y, *refs, x_smem, d_smem, full, scale_smem=None, scale_full=None
-) -> None:
+def _body(p: OnePass, norm: Any, mem: Memory) -> None:
+    scale_smem, full = mem.get("scale_smem"), mem.full
     has_scale = scale_smem is not None
-    d_x, *sums = refs[has_scale:]
     wg = lax.axis_index("wg")
     worker = lax.axis_index("block") * p.warpgroups + wg
     workers = p.blocks * p.warpgroups
@@ -156,7 +152,7 @@ def _body(
 
         @plgpu.when(wg == 0)
         def _():
-            plgpu.copy_gmem_to_smem(refs[0], scale_smem, scale_full)
+            plgpu.copy_gmem_to_smem(mem.scale, scale_smem, mem.scale_full)
 
     def tile(ref: Any, step: Any) -> Any:
         # The last rows first: what was written last may still be in the L2 cache.
@@ -167,7 +163,7 @@ def _body(
     def load(step: Any) -> None:
         slot = lax.rem(step, p.slots)
         barrier = full.at[wg * p.slots + slot]
-        for ref, smem in ((x, x_smem), (d_y, d_smem)):
+        for ref, smem in ((mem.x, mem.x_smem), (mem.d_y, mem.d_smem)):
             plgpu.copy_gmem_to_smem(
                 tile(ref, step), smem.at[wg, slot], barrier, oob_mode=_PROMISE
             )
@@ -179,12 +175,12 @@ def _body(
             load(jnp.int32(first))
 
     if has_scale:
-        plgpu.barrier_wait(scale_full)
+        plgpu.barrier_wait(mem.scale_full)
 
     def visit(step: Any, totals: Any) -> Any:
         slot = lax.rem(step, p.slots)
         plgpu.barrier_wait(full.at[wg * p.slots + slot])
-        x_tile, d_tile = x_smem.at[wg, slot], d_smem.at[wg, slot]
+        x_tile, d_tile = mem.x_smem.at[wg, slot], mem.d_smem.at[wg, slot]
         row = _measured(p, norm, x_tile, d_tile, scale_smem)
         later = step + (p.slots - 1)
 
@@ -196,7 +192,7 @@ def _body(
 
         totals = _written(p, norm, row, x_tile, d_tile, scale_smem, totals)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(x_tile, tile(d_x, step))
+        plgpu.copy_smem_to_gmem(x_tile, tile(mem.d_x, step))
         return totals
 
     zeros = [
@@ -204,9 +200,9 @@ def _body(
         for part in p.parts()
     ]
     totals = lax.fori_loop(0, steps, visit, (zeros,) * p.sums)
-    for ref, total in zip(sums, totals, strict=True):
+    for i, total in enumerate(totals):
         for part, of_part in zip(p.parts(), total, strict=True):
-            ref[worker, part] = of_part.sum(0)
+            mem.get(f"d_{i}")[worker, part] = of_part.sum(0)
     plgpu.wait_smem_to_gmem(0)
 
 

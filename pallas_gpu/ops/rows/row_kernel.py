@@ -43,11 +43,9 @@ class Row:
         return x if len(shape) == 1 else lax.broadcast_in_dim(x, shape, (1,))
 
     def sum(self, x: jax.Array) -> jax.Array:
-        """Returns the sum over each row of elements."""
         return jnp.sum(x, self.axis)
 
     def max(self, x: jax.Array) -> jax.Array:
-        """Returns the largest one of each row of elements."""
         return jnp.max(x, self.axis)
 
     def spread(self, number: Any) -> Any:

@@ -34,7 +34,6 @@ class Launch(NamedTuple):
 
     @property
     def backward(self) -> Launch:
-        """That of the derivative."""
         return self._replace(name=f"{self.name}_backward")
 
 
@@ -183,11 +182,7 @@ def params(
 
 
 def check(what: str, **arrays: Any) -> None:
-    """Refuses arrays without columns, empty ones, and those of another type.
-
-    Raises:
-      ShapeError, DTypeError: they are not rows of floating-point numbers.
-    """
+    """Refuses arrays without columns, empty ones, and those of another type."""
     for name, x in arrays.items():
         if len(x.shape) < 1 or 0 in x.shape:
             raise errors.ShapeError(

@@ -70,6 +70,9 @@ class Ring:
     `scratch_types`, or an argument of `run_scoped`; the kernel's body gets a ring of
     references.
 
+    Steps are numbers from 0 on: integers, or i32 scalars. Methods refuse others, as
+    ArgumentError or ArgumentTypeError.
+
     PTX: mbarrier. Since: sm_90.
 
     Attributes:
@@ -140,18 +143,9 @@ class Ring:
                 hint="declare plgpu.SMEM((stages, *tile), dtype) for each operand",
             )
         ((stages,),) = sizes
-        empty: dict[str, Any] = {
-            "num_arrivals": consumers,
-            "num_barriers": stages,
-            "initially_complete": initially_complete,
-        }
-        return cls(
-            buffers,
-            types.ClusterBarrier(collective_axes=collective_axes, **empty)
-            if collective_axes
-            else types.Barrier(**empty),
-            types.Barrier(num_arrivals=copies or len(leaves), num_barriers=stages),
-        )
+        full = types.Barrier(num_arrivals=copies or len(leaves), num_barriers=stages)
+        empty = empties(stages, consumers, collective_axes, initially_complete)
+        return cls(buffers, empty, full)
 
     @property
     def stages(self) -> int:
@@ -164,11 +158,8 @@ class Ring:
 
         PTX: none. Since: sm_90. Issued by a warpgroup, or inside `warp_map` by a warp.
 
-        Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
-
         Raises:
-          ArgumentTypeError: the step is not an integer, or the ring is a declaration.
+          ArgumentTypeError: the ring is a declaration.
         """
         if is_declaration(self.full):
             raise errors.ArgumentTypeError(
@@ -194,11 +185,7 @@ class Ring:
         each step in order. It then starts the copies, which complete on `Slot.full`.
 
         Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
           fresh: scalar bool, whether no slot was used before step 0; default: none was.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         slot = self.slot(step)
         waits: Any = True
@@ -221,12 +208,6 @@ class Ring:
 
         Issued by each warpgroup, or inside `warp_map` each warp, that reads the ring,
         for each step in order.
-
-        Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         slot = self.slot(step)
         mbarrier.barrier_wait(slot.full)
@@ -241,12 +222,6 @@ class Ring:
         Issued by each warpgroup, or inside `warp_map` each warp, that reads the ring,
         once for each step, after its reads are complete. A `tcgen05_mma` that arrives
         on `Slot.empty` releases the slot by itself.
-
-        Args:
-          step: number of the step, from 0 on: an integer, or an i32 scalar.
-
-        Raises:
-          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         mbarrier.barrier_arrive(self.empty.at[ring_index(step, self.stages)])
 
@@ -321,15 +296,26 @@ class Ring:
             mbarrier.barrier_wait(self.empty.at[ring_index(i, self.stages)])
 
 
+def empties(
+    stages: int, consumers: int, collective_axes: Any, initially_complete: bool
+) -> Any:
+    common: dict[str, Any] = {
+        "num_arrivals": consumers,
+        "num_barriers": stages,
+        "initially_complete": initially_complete,
+    }
+    if collective_axes:
+        return types.ClusterBarrier(collective_axes=collective_axes, **common)
+    return types.Barrier(**common)
+
+
 def ring_index(step: Any, stages: int) -> Any:
-    """Returns the position of a step's slot in a ring."""
     if isinstance(step, int):
         return step % stages
     return lax.rem(step, np.int32(stages)) if stages > 1 else 0
 
 
 def last_steps(steps: Any, count: int) -> Any:
-    """Returns the first of the last `count` steps."""
     if isinstance(steps, int):
         return max(steps - count, 0)
     return jnp.maximum(steps - count, 0)

@@ -87,15 +87,18 @@ class Roles:
                 got=f"num_threads={warpgroups}",
                 hint="pass num_threads=roles.num_threads to plgpu.kernel",
             )
-        fewer = functools.partial(self._in_role, 0, "decrease", produce)
-        more = functools.partial(self._in_role, 1, "increase", consume)
+        own = self.registers or (None, None)
+        fewer = functools.partial(in_role, own[0], "decrease", produce)
+        more = functools.partial(in_role, own[1], "increase", consume)
         if self.two_branches:
             lax.cond(lax.eq(wg, np.int32(self.consumers)), fewer, more)
             return
         control.when(lax.eq(wg, np.int32(self.consumers)))(fewer)
         control.when(lax.lt(wg, np.int32(self.consumers)))(more)
 
-    def _in_role(self, role: int, action: str, run: Callable[[], Any]) -> None:
-        if self.registers is not None:
-            set_max_registers(self.registers[role], action=action)
-        run()
+
+def in_role(registers: int | None, action: str, run: Callable[[], Any]) -> None:
+    """Runs what a warpgroup does, with so many registers per thread."""
+    if registers is not None:
+        set_max_registers(registers, action=action)
+    run()

@@ -62,8 +62,15 @@ class KeyData(Deferred):
         return jnp.where(word == 0, high, low)
 
 
+def of_array(keys: Any) -> Key:
+    """Returns the words of an array of keys."""
+    require_threefry(jax.random.key_impl(keys))
+    words = jax.random.key_data(keys)
+    return Key(words[..., 0], words[..., 1])
+
+
 def is_key(aval: Any) -> bool:
-    """True for the type of an array of keys."""
+    """True for an array of keys, and for its type."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or isinstance(dtype, np.dtype):
         return False
@@ -81,12 +88,13 @@ def element(x: Any, axis: int, index: int) -> Any:
 
 def require_threefry(impl: Any) -> None:
     """Raises UnsupportedError for keys of another generator."""
-    if "threefry" in impl.name and jax.config.jax_threefry_partitionable:
+    name = getattr(impl, "name", str(impl))
+    if "threefry" in name and jax.config.jax_threefry_partitionable:
         return
     raise errors.UnsupportedError(
         "a kernel has random numbers of threefry alone",
         expected="impl='threefry2x32', and jax_threefry_partitionable=True",
-        got=f"impl={impl.name!r}, and jax_threefry_partitionable="
+        got=f"impl={name!r}, and jax_threefry_partitionable="
         f"{jax.config.jax_threefry_partitionable}",
         hint="draw the numbers outside the kernel and pass them as an argument",
     )

@@ -13,7 +13,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, types
-from pallas_gpu.ops.flash import blackwell, problem
+from pallas_gpu.ops import memory
+from pallas_gpu.ops.flash import blackwell
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.primitives import mbarrier
@@ -41,7 +42,7 @@ def attended(args, c=SMALL, causal=True, **options):
 def references(monkeypatch):
     """The references of a block by name, once a kernel is being traced."""
     found: dict[str, object] = {}
-    declared = problem.Memory
+    declared = memory.Memory
 
     def record(**given):
         found.update(given)
@@ -49,7 +50,7 @@ def references(monkeypatch):
             found[f"{x}_{part}"] = getattr(given[f"{x}_ring"], part)
         return declared(**given)
 
-    monkeypatch.setattr(problem, "Memory", record)
+    monkeypatch.setattr(memory, "Memory", record)
     blackwell.make_kernel.cache_clear()
     yield found
     blackwell.make_kernel.cache_clear()

@@ -93,7 +93,7 @@ def test_of_equal_tiles_the_widest_instruction_is_chosen():
 
 
 def test_blocks_divide_a_long_k_of_few_tiles():
-    c = choice.choose(problem(256, 256, 60000), None)
+    c = choice.choose(problem(256, 256, 60000))
     assert c.parts >= 16
     gated = problem(256, 256, 60000, epilogue=EPILOGUES[3])
     assert all(c.parts == 1 for c in heuristic.candidates(gated))
@@ -102,14 +102,14 @@ def test_blocks_divide_a_long_k_of_few_tiles():
 def test_blocks_divide_a_long_k_of_few_rows_of_float32():
     # Only Hopper's kernel transposes B, so that no other one is left these rows.
     p = problem(16, 512, 16384, "float32")
-    assert choice.turned(p, None, None) == ""
-    assert choice.choose(p, None).parts > 1
+    assert choice.turned(p) == ""
+    assert choice.choose(p).parts > 1
 
 
 def test_few_rows_of_a_long_k_are_left_to_their_own_kernel():
     p = problem(1, 4096, 4096)
     assert heuristic.choose(p).parts > 1
-    assert isinstance(choice.choose(p, None), SplitMatmulConfig)
+    assert isinstance(choice.choose(p), SplitMatmulConfig)
 
 
 def test_more_rows_are_not_estimated_to_be_faster():
@@ -125,7 +125,7 @@ def test_more_rows_are_not_estimated_to_be_faster():
 
 def test_what_was_measured_is_chosen():
     p = problem(8192, 8192, 8192)
-    assert choice.measured(p) == choice.choose(p, None) != heuristic.choose(p)
+    assert choice.measured(p) == choice.choose(p) != heuristic.choose(p)
 
 
 def test_float32_is_transposed_by_xla_where_it_has_no_other_way():
@@ -139,11 +139,12 @@ def test_float32_is_transposed_by_xla_where_it_has_no_other_way():
         stored = dataclasses.replace(
             p, transpose_a=transpose_a, transpose_b=transpose_b
         )
-        assert choice.turned(stored, None, None) == turned
-    assert choice.turned(p, MatmulConfig(), None) == "b"
-    assert choice.turned(p, MatmulConfig(transposed=True), None) == ""
+        assert choice.turned(stored) == turned
+    assert choice.turned(p.but(config=MatmulConfig())) == "b"
+    left = p.but(config=MatmulConfig(transposed=True))
+    assert choice.turned(left) == ""
     gated = dataclasses.replace(p, epilogue=EPILOGUES[3])
-    assert choice.turned(gated, None, None) == "b"
+    assert choice.turned(gated) == "b"
 
 
 def test_the_table_is_for_products_like_those_measured():

@@ -11,6 +11,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.emulator import launches
 from pallas_gpu.emulator.coverage import Coverage
 from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.plan import Plan
@@ -75,7 +76,7 @@ def survivors(
     def run(params: dict[str, Any], arrays: Sequence[Any]) -> list[np.ndarray]:
         call = CallParams(**params)
         given = [np.asarray(x) for x in arrays]
-        plan = launch.SPARSECORES.plan(call)
+        plan = launches.planned(call)
         coverage = Coverage(plan)
         right = _results(call, given, coverage.plan, SCHEDULES[0])
         idle = [op for op, _ in coverage.missing()]

@@ -39,7 +39,6 @@ _STEPS_OF_PARTS = 512
 
 
 def _run(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result, and the logarithms of sums of exponentials if asked for."""
     if isinstance(p.config, BlackwellAttentionConfig):
         found = blackwell.make_kernel(p)(x._asdict())
     else:
@@ -143,7 +142,6 @@ def _shifted(numbers: jax.Array) -> jax.Array:
 
 
 def backward_problem(p: Problem[Any]) -> BackwardProblem:
-    """Returns the problem of the derivatives."""
     _check_options(p)
     config = p.backward or _default_config(p)
     if p.deterministic or p.bias is not None:
@@ -211,7 +209,6 @@ def _check_options(p: Problem[Any]) -> None:
 
 
 def _check_operands(x: Operands) -> None:
-    """Raises DifferentiationError where a derivative is asked for that there is not."""
     for name, primal in x._asdict().items():
         if name in ("q", "k", "v", "bias") or primal is None or not primal.perturbed:
             continue

@@ -133,7 +133,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @functools.cached_property
     def blocks(self) -> int:
-        """Blocks of the launch."""
         asked = self.config.blocks
         if asked is None or not self.known or self.wide or self.config.deterministic:
             return self.tiles
@@ -216,7 +215,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @property
     def hides(self) -> bool:
-        """Whether there may be anything to mask."""
         return self.mask != Mask() or self.has_tail
 
     def total(self, blocks: Blocks) -> Any:

@@ -60,7 +60,6 @@ def _bytes(p: Problem[Any], c: AttentionConfig) -> int:
 
 
 def check_registers(p: Problem[AttentionConfig]) -> None:
-    """Raises ArgumentError if a consumer does not have the registers."""
     c = p.config
     needed = c.accumulator_registers(p.v_dim, p.dtype.itemsize) + _OTHER_REGISTERS
     _, available = REGISTERS[c.consumers]
