@@ -20,15 +20,18 @@ from tools.source_tree import ROOT
 
 # Files whose lines are mutated: what emits, and what models the hardware.
 FOLDERS = (
+    "pallas_gpu/checks",
     "pallas_gpu/composites",
     "pallas_gpu/emulator",
     "pallas_gpu/entry",
     "pallas_gpu/layouts",
     "pallas_gpu/lowering",
     "pallas_gpu/emitters",
+    "pallas_gpu/memory",
     "pallas_gpu/ops",
     "pallas_gpu/pipeline",
     "pallas_gpu/primitives",
+    "pallas_gpu/program/passes",
     "pallas_gpu/types",
     "pallas_gpu/resources.py",
 )
