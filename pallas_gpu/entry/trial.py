@@ -80,7 +80,7 @@ def _tried(params: CallParams, target: Any) -> errors.PallasGpuError | None:
 def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
     body = expand.expanded(params, target).jaxpr
     ops = [site.op for site in walk(body)]
-    if any(_may_split_words(op) or _cuts_tiles(op) for op in ops):
+    if any(_may_split_words(op) or _views_tiles(op) for op in ops):
         return True
     # What it is given and returns is compared with its types when it is emitted.
     if any(op.primitive in (inline_mgpu_p, inline_ptx_p) for op in ops):
@@ -103,10 +103,11 @@ def _copies(op: Op) -> bool:
     return {types.GMEM, types.SMEM} <= {access.space for access in op.accesses}
 
 
-def _cuts_tiles(op: Op) -> bool:
-    """True for a copy of a reshaped array in SMEM whose tiles the compiler chooses."""
-    return _copies(op) and any(
-        access.viewed is not None
+def _views_tiles(op: Op) -> bool:
+    """True for a view of an array in SMEM whose tiles the compiler chooses."""
+    is_view = op.params.get("view_shape") is not None
+    return any(
+        (is_view or access.viewed is not None)
         and access.space is types.SMEM
         and not access.buffer.aval.transforms
         for access in op.accesses

@@ -7,6 +7,7 @@ import re
 import warnings
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import ds, errors
-from tests.support import everywhere
+from tests.support import acceptance, everywhere
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, Warpgroup, under
 
@@ -215,3 +216,22 @@ def test_an_array_of_more_registers_than_a_thread_has_is_named(rows, warned):
     said = [text for text in found if "larger than the registers" in text]
     assert bool(said) is warned
     assert not warned or "512 registers of each thread, which has 255" in said[0]
+
+
+def test_a_bitcast_that_contradicts_the_tiles_of_wgmma_is_refused_everywhere():
+    x = (np.arange(64 * 64).reshape(64, 64) % 7 - 3).astype(np.float16)
+
+    def body(x, out, held, acc):
+        held.bitcast(jnp.uint16)[...] = lax.bitcast_convert_type(x[...], jnp.uint16)
+        plgpu.commit_smem()
+        plgpu.wgmma(acc, held, held)
+        out[...] = acc[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.ACC((64, 64))],
+    )
+    verdict = acceptance.judge(kernel, [x])
+    assert isinstance(verdict.emulated, errors.LayoutError)
+    assert str(verdict.emulated) == str(verdict.lowered[Warpgroup])
