@@ -9,7 +9,7 @@ from pallas_gpu import findings
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
 from pallas_gpu.explanation.model import Model, loaded_bytes
 from pallas_gpu.lowering.notes import Access
-from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried, said
+from pallas_gpu.lowering.waits import FEW_ITERATIONS, is_carried, said, what_helps
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime.stages import loop_around
 from pallas_gpu.testing import cost
@@ -85,7 +85,7 @@ def _unpipelined(
         BY_ID["unpipelined-loads"],
         said(iterations, size),
         f"{len(loads)} load{'s' * (len(loads) > 1)} by ld.global",
-        HINT,
+        what_helps(model.build.params, first.op),
         model.place(first),
         model.loops(first),
         lost,

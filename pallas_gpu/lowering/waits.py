@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.program.nodes import Kind, Op, Region
@@ -11,10 +12,7 @@ _PRODUCTS = ("wgmma", "mma", "tcgen05_mma")
 _LOOPS = (Kind.FOR, Kind.WHILE)
 # Shorter loops, and smaller arrays than the operands of products, take little time.
 FEW_ITERATIONS, _FEW_ELEMENTS = 8, 1024
-HINT = (
-    "load ahead: plgpu.loop(..., num_stages=3), plgpu.emit_pipeline, or the grid of a "
-    "pallas_call"
-)
+_PIPELINES = "plgpu.emit_pipeline, or the grid of a pallas_call"
 
 
 def load(ctx: RuleContext, elements: int, size_bytes: int) -> None:
@@ -38,7 +36,7 @@ def load(ctx: RuleContext, elements: int, size_bytes: int) -> None:
     slow.warn(
         said(iterations, size_bytes),
         "products in the same loop",
-        HINT,
+        what_helps(ctx.kernel.params, ctx.op),
         lambda: ctx.op.where,
     )
 
@@ -49,6 +47,19 @@ def said(iterations: float, size_bytes: float) -> str:
         f"each of {iterations:g} iterations waits for {size_bytes:,.0f} bytes that "
         "threads load from GMEM"
     )
+
+
+def what_helps(params: CallParams, op: Op) -> str:
+    """Returns what helps where products wait for a load.
+
+    Args:
+      params: of the kernel, which say why a loop does not copy the load ahead.
+      op: the load.
+    """
+    why = dict(params.not_ahead).get(op.where or "")
+    if why is None:
+        return f"load ahead: plgpu.loop(..., num_stages=3), {_PIPELINES}"
+    return f"the loop does not copy it ahead: {why}; or use {_PIPELINES}"
 
 
 def is_carried(op: Op, body: Region) -> bool:

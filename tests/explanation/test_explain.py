@@ -11,6 +11,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline, ops
@@ -237,3 +238,25 @@ def test_what_is_slow_in_ready_kernels_is_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", errors.PerformanceWarning)
         plgpu.offline.lower(row.call, *row.args)
+
+
+def test_a_warning_does_not_advise_a_copy_ahead_that_the_loop_refuses():
+    def body(a, b, o):
+        def step(i, acc):
+            # Each iteration loads b again, and so loads of a stay as well.
+            x, y = a[plgpu.ds(i * 64, 64)], b[...]
+            return acc + jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+        o[...] = lax.fori_loop(0, 16, step, jnp.zeros((64, 64), jnp.float32))
+
+    f = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    args = [jax.ShapeDtypeStruct((rows, 64), jnp.bfloat16) for rows in (1024, 64)]
+    with pytest.warns(errors.PerformanceWarning, match="waits for") as said:
+        plgpu.offline.lower(f, *args)
+    (answer,) = plgpu.explain(f)(*args).kernels
+    hints = [str(w.message) for w in said]
+    hints += [x.hint for x in answer.slow if x.kind.id == "unpipelined-loads"]
+    assert len(hints) == 3
+    for hint in hints:
+        assert "num_stages" not in hint
+        assert "each iteration loads the same: load it before the loop" in hint
