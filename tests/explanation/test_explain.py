@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -18,6 +19,7 @@ from pallas_gpu import errors, offline, ops
 from pallas_gpu.__main__ import main
 from pallas_gpu.explanation.report import SCHEMA_VERSION
 from pallas_gpu.runtime import stages
+from pallas_gpu.runtime.resources_report import Resources
 from tests.ops import test_compiled
 from tests.support.slow_kernels import CASES, gathered_ahead
 from tools import rules_table
@@ -187,6 +189,17 @@ def test_a_target_has_its_own_instructions():
     (kernel,) = plgpu.explain(ops.matmul, target="sm_100a")(a, a).kernels
     used = {f.facts["instruction"] for f in kernel.findings if f.kind.id == "product"}
     assert used == {"tcgen05.mma"}
+
+
+def test_the_page_names_every_field_of_a_report():
+    (table,) = re.findall(
+        r"<!-- fields -->(.*?)<!-- end of fields -->", PAGE, re.DOTALL
+    )
+    named = set(re.findall(r"`report\.(\w+(?:\.\w+)?)`", table))
+    own = {x.name for x in dataclasses.fields(offline.KernelReport)} - {"resources"}
+    resources = {x.name for x in dataclasses.fields(Resources)} - {"target"}
+    properties = {"instruction_counts"}
+    assert named == own | properties | {f"resources.{name}" for name in resources}
 
 
 def test_without_a_compiler_registers_are_not_known(monkeypatch, tmp_path, capsys):
