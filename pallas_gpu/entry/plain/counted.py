@@ -181,6 +181,8 @@ def _progression(x: Any) -> tuple[int, int, Any] | None:
     if combine is None or None in given:
         return None
     a, b, square = combine(*[x[:2] for x in given if x is not None])
+    if aval.size == 1:
+        b = 0  # also where its element is broadcast
     # Nothing wraps around.
     if square or max(abs(a), abs(a + b * aval.size)) >= 1 << 31:
         return None

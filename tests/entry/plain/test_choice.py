@@ -286,3 +286,23 @@ def test_buffers_that_leave_an_sm_fewer_blocks_are_not_allocated():
     make = everywhere.kernel(body, OUT, plgpu.SMEM((420, 128), jnp.float32))
     (found,) = offline.kernels_called(make(None), (N, A, B), arch.target("sm_90a"))
     assert "fewer blocks" in found.not_ahead[0][1]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        (lambda: jnp.broadcast_to(jnp.arange(1) + 1, (8,)), [1] * 8),
+        (lambda: jnp.arange(3) * jnp.arange(3), [0, 1, 4]),
+        (lambda: jnp.arange(0), []),
+        (lambda: np.int32([3, 5, 7]), [3, 5, 7]),
+    ],
+)
+def test_a_scan_takes_each_element_of_what_may_be_a_progression(offsets, expected):
+    def taken(n, a, b):
+        step = lambda acc, at: (acc + part(a, b, at * 32), None)  # noqa: E731
+        return lax.scan(step, zeros(), offsets())[0]
+
+    x, y = A.astype(np.float32), B.astype(np.float32)
+    slices = [slice(at * 32, at * 32 + 32) for at in expected]
+    exact = sum((x[:, k] @ y[k] for k in slices), np.zeros(OUT.shape, np.float32))
+    everywhere.check(kernel(taken), [N, A, B], exact)
