@@ -51,12 +51,6 @@ def broadcast_layout(
     return LinearLayout.create(shape, columns, origins, length, axis)
 
 
-def of_single_elements(layout: LinearLayout) -> LinearLayout:
-    """Returns the layout whose registers have one element each."""
-    columns, origins = layout.thread_columns, list(_elements(layout))
-    return LinearLayout.create(layout.shape, columns, origins)
-
-
 def _elements(layout: LinearLayout) -> Iterator[Coordinate]:
     """The coordinates of a thread's elements that are inside of the shape."""
     for origin in layout.origins:
