@@ -13,7 +13,6 @@ library exports.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -23,7 +22,8 @@ from jaxlib.mlir.dialects import builtin, func, llvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import module, operations
-from pallas_gpu.emitters.devices import peers
+from pallas_gpu.emitters.devices import descriptors, peers
+from pallas_gpu.emitters.devices.descriptors import BYTES as DESCRIPTOR_BYTES
 from pallas_gpu.emitters.elements import arith, dtypes
 from pallas_gpu.emitters.program import order as program_order
 
@@ -32,8 +32,7 @@ INIT_FUNCTION = "mosaic_gpu_init_tma_desc"
 # CUDA driver API; both ends of the supported range of jax export it beside the above.
 ENCODE_FUNCTION = "cuTensorMapEncodeTiled"
 IM2COL_FUNCTION = "cuTensorMapEncodeIm2col"
-# CUtensorMap is an opaque struct of 128 bytes, 64-byte aligned (CUDA driver API).
-DESCRIPTOR_BYTES = 128
+# CUtensorMap is 64-byte aligned (CUDA driver API).
 DESCRIPTOR_ALIGNMENT_BYTES = 64
 # CUDA programming guide, "Function Parameters": 32,764 bytes of parameters since CUDA
 # 12.1; the kernel's other one is a pointer.
@@ -130,6 +129,16 @@ class TensorMap:
     def count(self) -> int:
         """The number of descriptors."""
         return self.devices if self.owner == "peers" else 1
+
+    @property
+    def own(self) -> TensorMap:
+        """That of the executing device's buffer."""
+        return dataclasses.replace(self, owner="", devices=1)
+
+    @property
+    def offset_bytes(self) -> int:
+        """Offset of the described array in the buffer."""
+        return self.offset_elems * np.dtype(self.dtype).itemsize
 
     @property
     def element_code(self) -> int:
@@ -242,28 +251,30 @@ def lower_tensor_maps(
     slots: dict[TensorMap, list[ir.Operation]] = {}
     for op in tagged:
         slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
-    total = sum(tensor_map.count for tensor_map in slots)
-    if total > MAX_DESCRIPTORS:
-        raise _too_many(total, name)
+    encoded = list(dict.fromkeys(tensor_map.own for tensor_map in slots))
+    if len(encoded) > MAX_DESCRIPTORS:
+        raise _too_many(len(encoded), name)
     with ir.InsertionPoint(launch):
-        array = _emit_host(list(slots), buffers, total)
+        array = _emit_host(encoded, buffers)
     _declare(kernel, slots)
     pointer = ir.Type.parse("!llvm.ptr")
     with ir.InsertionPoint.at_block_begin(body):
         base = builtin.unrealized_conversion_cast([pointer], [array])
-        first = itertools.accumulate((x.count for x in slots), initial=0)
-        addresses = [
-            _byte_offset(base, i * DESCRIPTOR_BYTES)
-            for i, _ in zip(first, slots, strict=False)
-        ]
-        for address, ops in zip(addresses, slots.values(), strict=True):
-            for op in ops:
-                op.results[0].replace_all_uses_with(address)
-                op.erase()
-    pairs = zip(slots, addresses, strict=True)
-    # Which of the peers' descriptors a copy takes is not known here.
-    _prefetch(launch, [address for x, address in pairs if x.owner != "peers"])
-    return total
+        addresses = {
+            tensor_map: _byte_offset(base, i * DESCRIPTOR_BYTES)
+            for i, tensor_map in enumerate(encoded)
+        }
+    prologue = program_order.first_of(launch, module.PROLOGUE)
+    if owned := [(x, addresses[x.own]) for x in slots if x.owner]:
+        made = descriptors.make(kernel, launch, prologue, buffers, owned)
+        addresses |= {x: address for (x, _), address in zip(owned, made, strict=True)}
+    for tensor_map, ops in slots.items():
+        for op in ops:
+            op.results[0].replace_all_uses_with(addresses[tensor_map])
+            op.erase()
+    if prologue is not None:
+        _prefetch(prologue, [addresses[x] for x in slots if not x.owner])
+    return len(encoded)
 
 
 def _too_many(count: int, name: str) -> errors.OutOfResources:
@@ -279,15 +290,12 @@ def _too_many(count: int, name: str) -> errors.OutOfResources:
     )
 
 
-def _prefetch(launch: ir.Operation, addresses: Sequence[ir.Value]) -> None:
+def _prefetch(prologue: ir.Operation, addresses: Sequence[ir.Value]) -> None:
     """Fetches descriptors at the start of the kernel; a copy would wait for its own.
 
     PTX: `prefetch.tensormap`. Since: sm_90. The elected thread of each warpgroup issues
     it, predicated: a branch would cost more.
     """
-    prologue = program_order.first_of(launch, module.PROLOGUE)
-    if prologue is None:
-        return
     elected = prologue.operands[module.PROLOGUE_ELECTED]
     with ir.InsertionPoint(prologue):
         for address in addresses:
@@ -300,22 +308,15 @@ def _prefetch(launch: ir.Operation, addresses: Sequence[ir.Value]) -> None:
             )
 
 
-def _emit_host(
-    tensor_maps: list[TensorMap], buffers: list[ir.Value], total: int
-) -> ir.Value:
+def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Value:
     pointer = ir.Type.parse("!llvm.ptr")
-    size_bytes = total * DESCRIPTOR_BYTES
+    size_bytes = len(tensor_maps) * DESCRIPTOR_BYTES
     array_type = ir.Type.parse(f"!llvm.array<{size_bytes} x i8>")
     host = llvm.alloca(
         pointer, _i64(1), array_type, alignment=DESCRIPTOR_ALIGNMENT_BYTES
     )
-    described = [(x, device) for x in tensor_maps for device in range(x.count)]
-    for slot, (tensor_map, device) in enumerate(described):
-        itemsize = np.dtype(tensor_map.dtype).itemsize
-        base = _byte_offset(
-            _host_buffer(tensor_map, buffers, device),
-            tensor_map.offset_elems * itemsize,
-        )
+    for slot, tensor_map in enumerate(tensor_maps):
+        base = _byte_offset(buffers[tensor_map.buffer_index], tensor_map.offset_bytes)
         place = _byte_offset(host, slot * DESCRIPTOR_BYTES)
         if tensor_map.corners is not None:
             _encode_im2col(tensor_map, place, base)
@@ -337,25 +338,6 @@ def _emit_host(
         if tensor_map.nan_fill:
             _encode_nan_fill(tensor_map, place, base)
     return llvm.load(array_type, host)
-
-
-def _host_buffer(
-    tensor_map: TensorMap, pointers: list[ir.Value], device: int
-) -> ir.Value:
-    """The address of the buffer that a descriptor is of, on the host.
-
-    Args:
-      pointers: the kernel's buffers; behind them, in a kernel of several devices, the
-        words of `peers.py` in the memory of the device and of the host.
-    """
-    index, devices = tensor_map.buffer_index, tensor_map.devices
-    if not tensor_map.owner:
-        return pointers[index]
-    *buffers, _, words = pointers
-    number = peers.word_of(devices, index, device)
-    if tensor_map.owner == "all":
-        number = peers.multimem_word_of(devices, len(buffers), index)
-    return llvm.inttoptr(module.pointer_type(), peers.load_word(words, number))
 
 
 def _encode_nan_fill(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> None:

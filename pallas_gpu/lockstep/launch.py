@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch: what the host functions pass, and the blocks that run together."""
+"""A launch on one device or several: the blocks that run together."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
@@ -29,6 +29,7 @@ from pallas_gpu.lockstep.copies import (  # noqa: F401, the units register thems
     async_stores,
     bulk,
     cp_async,
+    descriptors,
     tma,
 )
 from pallas_gpu.lockstep.engine import (
@@ -61,7 +62,7 @@ from pallas_gpu.lockstep.tensor_cores import (  # noqa: F401, the units register
 
 WARPGROUP_WARPS = 4
 # Multimem addresses have numbers of buffers above this one.
-_MULTIMEM = 1 << 20
+MULTIMEM = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Launch:
     """One launch of a kernel on a device.
 
     Attributes:
-      descriptors: tensor maps by address.
+      tensor_maps: those that the host has encoded, by number.
+      globals: addresses of the module's memory, by name.
       device: its number; None for the only one.
       scheduler: of the running clusters.
       is_early: whether the grids before it may still run.
@@ -131,16 +133,18 @@ class Launch:
     def __init__(
         self,
         buffers: Sequence[Buffer],
-        descriptors: dict[int, Any],
+        tensor_maps: Sequence[tma.TensorMap],
         is_early: bool,
         seed: int = 0,
         device: int | None = None,
+        addresses: Mapping[str, int] = types.MappingProxyType({}),
     ) -> None:
         self._seed = seed
         self._buffers = buffers
         self.device = device
         self._memories: dict[int, Memory] = {}
-        self.descriptors = descriptors
+        self.tensor_maps = tensor_maps
+        self.globals = addresses
         self.scheduler = Scheduler()
         self.is_early = is_early
         self._pending: list[tuple[int, ...]] = []
@@ -150,19 +154,24 @@ class Launch:
     def buffer(self, number: int) -> Memory:
         """The memory of a buffer, counted from 1."""
         if number not in self._memories:
-            if number > _MULTIMEM:
+            if number > MULTIMEM:
                 raise NotModelled("this access through a multimem address")
             raise PtxError(f"an access to GMEM through no buffer's pointer ({number})")
         return self._memories[number]
 
+    @property
+    def memories(self) -> Iterable[Memory]:
+        """Those of all buffers."""
+        return self._memories.values()
+
     def everywhere(self, number: int) -> list[Memory]:
         """The memory of each device for a multimem address's buffer."""
-        if number <= _MULTIMEM:
+        if number <= MULTIMEM:
             raise PtxError("a multimem access through the address of one device")
         return [
             self._memories[i]
             for i, buffer in enumerate(self._buffers, start=1)
-            if buffer.number == number - _MULTIMEM
+            if buffer.number == number - MULTIMEM
         ]
 
     def run(self, parts: Sequence[Part]) -> None:
@@ -344,217 +353,3 @@ class Cta:
         self.tensor_threads: dict[int, tcgen05.Thread] = {}
         # An answer of cluster launch control has granted nothing.
         self.refused = False
-
-
-# --- the host function ----------------------------------------------------------------
-
-_HOST_SHIFT = 56  # host memory: the number of an allocation, and a byte in it
-
-
-class Host:
-    """The host function of a module, run with integers for values.
-
-    Args:
-      buffers: of all devices.
-      own: the numbers of those that the function gets, counted from 0.
-      seed: decides the order in which copies complete.
-      device: the number of the device; None for the only one.
-      words: what its host tells the function of all devices, behind the buffers.
-    """
-
-    def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        own: Sequence[int],
-        seed: int = 0,
-        device: int | None = None,
-        words: Sequence[int] = (),
-    ) -> None:
-        self._buffers = buffers
-        self._own = own
-        self._seed = seed
-        self._device = device
-        self._words = words
-        self._parts: list[Part] = []
-        self._values: dict[ir.Value, Any] = {}
-        self._memory: dict[int, int] = {}
-        self._descriptors: dict[int, tma.TensorMap] = {}
-        self._allocations = 1
-        self._is_early = False
-
-    def run(self, module: ir.Module, programs: list[Program]) -> list[Part]:
-        """Runs the function that has a body; returns its launches, which have not run.
-
-        Args:
-          module: the module.
-          programs: those of the launches, added by the first device's function.
-        """
-        self._programs = programs
-        self._is_early = "mosaic_gpu.uses_pdl" in module.operation.attributes
-        (function,) = (
-            op
-            for op in module.body.operations
-            if op.operation.name == "func.func" and len(op.regions[0].blocks)
-        )
-        block = function.regions[0].blocks[0]
-        table = 1 << _HOST_SHIFT
-        pointers = [address_of(i) for i in self._own]
-        if self._words:
-            self._allocations += 1
-            words = self._allocations << _HOST_SHIFT
-            pointers.append(words)
-            for i, word in enumerate(self._words):
-                self._memory[words + 8 * i] = word
-        for i, pointer in enumerate(pointers):
-            self._memory[table + 8 * i] = pointer
-        self._values[block.arguments[0]] = 0
-        self._values[block.arguments[1]] = table
-        for op in block.operations:
-            self._step(op.operation)
-        return self._parts
-
-    def _step(self, op: ir.Operation) -> None:
-        inputs = [self._values[x] for x in op.operands]
-        match op.name:
-            case "func.return":
-                return
-            case "gpu.launch":
-                return self._launch(op, inputs)
-            case "func.call":
-                return self._call(op, inputs)
-            case "llvm.store":
-                self._memory[inputs[1]] = inputs[0]
-                return None
-            case "scf.if":
-                if inputs[0]:
-                    raise PtxError("the host function refuses a tensor map")
-                return None
-        self._values[op.results[0]] = self._result(op, inputs)
-        return None
-
-    def _result(self, op: ir.Operation, inputs: list[Any]) -> Any:
-        match op.name:
-            case "arith.constant":
-                constant = values.constant(op.attributes["value"], op.results[0].type)
-                return constant[0].item() if constant.shape == (1,) else None
-            case "builtin.unrealized_conversion_cast" | "llvm.inttoptr":
-                return inputs[0]
-            case "arith.cmpi" if ir.IntegerAttr(op.attributes["predicate"]).value == 1:
-                return inputs[0] != inputs[1]
-            case "llvm.getelementptr":
-                (index,) = ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"])
-                kind = str(ir.TypeAttr(op.attributes["elem_type"]).value)
-                return inputs[0] + index * (1 if kind == "i8" else 8)
-            case "llvm.alloca":
-                self._allocations += 1
-                return self._allocations << _HOST_SHIFT
-            case "llvm.load" if "!llvm.array" in str(op.results[0].type):
-                return inputs[0]  # the array by value: nobody writes it afterwards
-            case "llvm.load":
-                return self._memory[inputs[0]]
-        raise NotModelled(op.name, str(op))
-
-    def _call(self, op: ir.Operation, inputs: list[int]) -> None:
-        name = str(op.attributes["callee"])
-        encoders = {
-            "@cuTensorMapEncodeTiled": self._encode,
-            "@cuTensorMapEncodeIm2col": self._encode_windows,
-        }
-        if name in encoders:
-            self._values[op.results[0]] = encoders[name](inputs)
-            return
-        if name != "@mosaic_gpu_init_tma_desc":
-            raise NotModelled(f"func.call {name}")
-        place, base, code, rank, sizes, strides, swizzle, box = inputs
-        if place % 64:
-            raise PtxError("a tensor map is not aligned to 64 bytes")
-        lists = [
-            [self._memory[start + 8 * i] for i in range(rank)]
-            for start in (sizes, strides, box)
-        ]
-        self._descriptors[place] = tma.TensorMap.encode(
-            base, code, lists[0], lists[1], swizzle, lists[2]
-        )
-
-    def _reader(
-        self, place: int, rank: int, steps: int
-    ) -> Callable[[int, int, int], list[int]]:
-        """Returns what reads numbers for a tensor map, and refuses strange ones."""
-        if place % 64:
-            raise PtxError("a tensor map is not aligned to 64 bytes")
-
-        def read(start: int, count: int, width: int) -> list[int]:
-            return [self._memory[start + width * i] for i in range(count)]
-
-        if read(steps, rank, 4) != [1] * rank:
-            raise NotModelled("element strides of a tensor map")
-        return read
-
-    def _encode(self, inputs: list[int]) -> int:
-        """cuTensorMapEncodeTiled (CUDA driver API); 0 is success."""
-        place, element, rank, base, sizes, strides, box, steps, *modes = inputs
-        read = self._reader(place, rank, steps)
-        self._descriptors[place] = tma.TensorMap.encoded_by_driver(
-            base, element, read(sizes, rank, 8), read(strides, rank - 1, 8),
-            read(box, rank, 4), modes,
-        )  # fmt: skip
-        return 0
-
-    def _encode_windows(self, inputs: list[int]) -> int:
-        """cuTensorMapEncodeIm2col (CUDA driver API); 0 is success."""
-        place, element, rank, base, sizes, strides, *rest = inputs
-        lower, upper, channels, pixels, steps, *modes = rest
-        read = self._reader(place, rank, steps)
-        ends = [read(x, rank - 2, 4) for x in (lower, upper)]
-        corners = np.array(ends, np.uint32)
-        self._descriptors[place] = tma.WindowsMap.encoded(
-            base, element, read(sizes, rank, 8), read(strides, rank - 1, 8),
-            corners.astype(np.int32).tolist(), (channels, pixels), modes,
-        )  # fmt: skip
-        return 0
-
-    def _launch(self, op: ir.Operation, inputs: list[Any]) -> None:
-        groups = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
-        dependencies, rest = groups[0], inputs[groups[0] :]
-        del dependencies
-        grid, block, more = tuple(rest[:3]), tuple(rest[3:6]), rest[6:]
-        cluster = (1, 1, 1)
-        if groups[7]:
-            cluster, more = tuple(more[:3]), more[3:]
-        (smem_bytes,) = more or [0]
-        shape = Shape(grid, cluster, block, smem_bytes)
-        if len(self._parts) == len(self._programs):
-            self._programs.append(Program(op.regions[0].blocks[0]))
-        program = self._programs[len(self._parts)]
-        # Values of the host that the kernel uses: pointers, and the array of tensor
-        # maps, whose address stands for it.
-        known = {
-            program.slot(value): _of_the_host(value, number)
-            for value, number in self._values.items()
-        }
-        launch = Launch(
-            self._buffers,
-            self._descriptors,
-            self._is_early,
-            self._seed,
-            self._device,
-        )
-        self._parts.append(Part(launch, program, shape, known))
-
-
-def address_of(buffer: int) -> int:
-    """The address of a buffer in GMEM, counted from 0."""
-    return (buffer + 1) << accesses.BUFFER_SHIFT
-
-
-def multimem_address_of(number: int) -> int:
-    """The multimem address of the buffers of a number."""
-    return (_MULTIMEM + number) << accesses.BUFFER_SHIFT
-
-
-def _of_the_host(value: ir.Value, number: Any) -> np.ndarray:
-    """What the kernel sees of a value of the host function."""
-    owner = value.owner
-    if not isinstance(owner, ir.Block) and owner.name == "arith.constant":
-        return values.constant(owner.attributes["value"], value.type)
-    return np.array([number], np.int64)

@@ -13,12 +13,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.lockstep.launch import (
-    Buffer,
-    Host,
-    address_of,
-    multimem_address_of,
-)
+from pallas_gpu.lockstep.host import Host, address_of, multimem_address_of
+from pallas_gpu.lockstep.launch import Buffer
 
 # Bits of the types of which several elements share a byte of a buffer.
 _SUB_BYTE = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
@@ -92,12 +88,11 @@ def _run(module: ir.Module, buffers: list[Buffer], devices: int, seed: int) -> N
     if devices == 1:
         launches = [Host(buffers, own[0], seed).run(module, programs)]
     else:
-        words = [_words(d, devices, count) for d in range(devices)]
-        for d, each in enumerate(words):
+        for d in range(devices):
             own[d].append(len(buffers))
-            data = np.array(each, np.int64).view(np.uint8)
+            data = np.array(_words(d, devices, count), np.int64).view(np.uint8)
             buffers.append(Buffer(data, f"the metadata of device {d}", d, 0, True))
-        hosts = [Host(buffers, own[d], seed + d, d, words[d]) for d in range(devices)]
+        hosts = [Host(buffers, own[d], seed + d, d) for d in range(devices)]
         launches = [host.run(module, programs) for host in hosts]
     for parts in zip(*launches, strict=True):
         parts[0].launch.run(parts)

@@ -30,6 +30,7 @@ class Memory:
       name: what to call it in reports.
       proxy: which fences count: those for SMEM (0) or for GMEM (1).
       released: what an acquire that reads a word, by its byte, makes known.
+      descriptors: the tensor maps that threads have made, by their first byte.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Memory:
         self.proxy = proxy
         self.clocks = clocks
         self.released: dict[int, np.ndarray] = {}
+        self.descriptors: dict[int, Any] = {}
         # Scopes of atomic operations and the CTAs that used them, by the first byte.
         self.scopes: dict[int, list[tuple[str, Any]]] = {}
         size = data.size

@@ -13,11 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib.mlir.dialects import llvm
 
 import pallas_gpu as plgpu
 from pallas_gpu import ops
-from pallas_gpu.emitters import cluster, mbarrier, module, registers, tma
+from pallas_gpu.emitters import (
+    cluster,
+    mbarrier,
+    module,
+    registers,
+    tensor_map,
+    tma,
+)
 from pallas_gpu.emitters.copies import cp_async
+from pallas_gpu.emitters.devices import descriptors, peers
 from pallas_gpu.emitters.tensor_cores import tcgen05, tmem, wgmma
 from tests.support.semantics import Lane
 
@@ -90,6 +99,30 @@ def neighbours(interpret):
     )(X)  # fmt: skip
 
 
+def to_another_device(interpret):
+    """Each of two devices stores its rows at the other one."""
+
+    def body(x, o, tile, barrier, semaphore):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        there = {"d": 1 - jax.lax.axis_index("d")}
+        plgpu.copy_smem_to_gmem(tile, plgpu.remote_ref(o, there))
+        plgpu.wait_smem_to_gmem(0)
+        plgpu.semaphore_signal(semaphore, device_id=there)
+        plgpu.semaphore_wait(semaphore)
+
+    half = plgpu.SMEM((32, 128), F32)
+    scratch = [half, plgpu.Barrier(), plgpu.SemaphoreType.REGULAR]
+    kernel = plgpu.kernel(body, half, scratch_types=scratch, interpret=interpret)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), axis_types=auto)
+    rows = jax.P("d")
+    local = jax.shard_map(
+        kernel, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False
+    )
+    return plgpu.emulate_mesh(local)(X)
+
+
 def by_threads(interpret):
     def body(x, o, tile):
         engine = plgpu.AsyncCopyImplementation.CP_ASYNC
@@ -154,6 +187,21 @@ def lacking(what):
     )
 
 
+def without(what):
+    return lambda real: lambda text, *rest: None if what in text else real(text, *rest)
+
+
+def of_the_host(real):
+    """The descriptors of addresses that XLA does not write again for a replay."""
+
+    def emit(tensor_maps, pointers):
+        word = peers.load_word(pointers[-1], peers.word_of(2, 0))
+        address = llvm.inttoptr(module.pointer_type(), word)
+        return real(tensor_maps, [address] * len(pointers))
+
+    return emit
+
+
 MISTAKES = {
     "no wait": Mistake(doubled, mbarrier, "wait"),
     "the other parity": Mistake(doubled, mbarrier, "wait", flipped),
@@ -170,6 +218,18 @@ MISTAKES = {
     "nor those of a warpgroup": Mistake(ring, mbarrier, "warpgroup_barrier"),
     "no arrival": Mistake(ring, mbarrier, "emit_arrive"),
     "no arrival at another CTA": Mistake(neighbours, cluster, "emit_arrive_remote"),
+    "a tensor map with its own address": Mistake(
+        to_another_device, descriptors, "_assembly", without("replace")
+    ),
+    "no release of a tensor map": Mistake(
+        to_another_device, descriptors, "_assembly", without("release")
+    ),
+    "a tensor map that is not acquired": Mistake(
+        to_another_device, descriptors, "_assembly", without("acquire")
+    ),
+    "addresses of the host": Mistake(
+        to_another_device, tensor_map, "_emit_host", of_the_host
+    ),
     "an exit before the others": Mistake(
         neighbours, module.KernelBuilder, "sync_before_exit"
     ),
@@ -187,6 +247,7 @@ KERNELS = {
     doubled: 2 * X,
     ring: X + 1,
     neighbours: np.roll(X, 32, axis=0),
+    to_another_device: np.roll(X, 32, axis=0),
     by_threads: X,
     product: A @ A,
     blackwell: A @ A,

@@ -14,6 +14,7 @@ from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import accesses
 from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.copies import reductions
+from pallas_gpu.lockstep.copies.descriptors import described
 from pallas_gpu.lockstep.copies.tensor_map import RowsMap, TensorMap, WindowsMap
 from pallas_gpu.lockstep.engine import OutOfBoundsError
 from pallas_gpu.lockstep.not_modelled import NotModelled
@@ -54,9 +55,7 @@ def _issues(
         def held(slot: int, lane: int = lane) -> int:
             return int(strand.per_lane(env[slot])[lane])
 
-        found = strand.cta.cluster.launch.descriptors.get(held(descriptor))
-        if found is None:
-            raise PtxError("a tensor copy through something that is no tensor map")
+        found = described(strand, held(descriptor), lane)
         found = RowsMap.of(found) if of_rows else found
         # Coordinates are s32.
         start = tuple((held(c) ^ 1 << 31) - (1 << 31) for c in coordinates)
@@ -302,9 +301,9 @@ def _prefetch_map(program: Program, op: ir.Operation, text: str) -> Step:
 
     def prefetch(strand: Any) -> None:
         wanted = strand.per_lane(strand.env[guard]).astype(bool) & strand.active()
-        for place in strand.per_lane(strand.env[address])[wanted]:
-            if int(place) not in strand.cta.cluster.launch.descriptors:
-                raise PtxError("a prefetch of something that is no tensor map")
+        places = strand.per_lane(strand.env[address])
+        for lane in map(int, np.flatnonzero(wanted)):
+            described(strand, int(places[lane]), lane)
 
     return prefetch
 

@@ -151,8 +151,7 @@ def matmul_reduce_scatter(
       x: (M, K), M a multiple of the number of devices; of 64 times that for the kernel.
       w: (K, N), of the same type; N a multiple of 32 for the kernel.
       axis_name: name of an axis of the mesh, or a tuple of names.
-      method: as of `all_gather_matmul`; None without `config` is "separate".
-      config, compiler_params, interpret: see `all_gather_matmul`.
+      method, config, compiler_params, interpret: see `all_gather_matmul`.
 
     Returns:
       (M / devices, N), of the operands' type.
@@ -255,10 +254,7 @@ def _run_scattered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
         rows, columns = call.config.epilogue_m, call.config.epilogue_n
     if p.m % rows or p.n % columns:
         reason = f"a result of {p.m} x {p.n}, not multiples of {rows} and {columns}"
-    # The one kernel is not the default: its results in a loop of small products, with
-    # delays, were wrong on four H100; the emulator and emitted code do not show it.
-    by_default = call.method is None and call.config is None
-    if by_default or not call.is_fused(p, reason):
+    if not call.is_fused(p, reason):
         return call.alone(reduce_scatter, call.product(x, w))
     config = _config(call, p, fused.choose)
     kernel = fused.scattering_kernel(p.but(config=config), call.group)

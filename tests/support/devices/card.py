@@ -59,6 +59,30 @@ def in_a_scan():
     np.testing.assert_array_equal(out, np.roll(xs, 50, axis=0))
 
 
+def when_one_device_moves():
+    """Addresses change on one device while XLA replays what others have recorded."""
+    n, (first, *_) = jax.device_count(), jax.devices()
+    semantics = plgpu.LoweringSemantics.Warpgroup
+    xs = programs.operands(n)
+    for name in ("put", "push_tiles", "pull_tiles"):
+        program = programs.PROGRAMS[name]
+        local = programs.kernel(program, n, semantics)
+
+        def in_a_loop(x, local=local):
+            def step(x, _):
+                return x + 1, local(x)
+
+            return lax.scan(step, x[0], None, length=4)[1][None]
+
+        f, held = over(mesh(), in_a_loop), []
+        for i in range(24):
+            steps = [program.expected(xs + i + j) for j in range(4)]
+            found = np.asarray(f(placed(mesh(), xs + i)))
+            np.testing.assert_array_equal(found, np.stack(steps, axis=1))
+            if i >= 4:
+                held.append(jax.device_put(np.zeros(1 << 12 + i % 8, F32), first))
+
+
 def on_two_axes():
     def body(x, o, sem):
         last = lax.axis_size("y") - 1
@@ -227,6 +251,7 @@ def by_threads(x, o, tile, bar):
 SHIFTS = {push: 1, pull: -1, by_threads: 1}
 CHECKS = {
     "in a scan": in_a_scan,
+    "when one device moves": when_one_device_moves,
     "on two axes": on_two_axes,
     "on an abstract mesh": on_an_abstract_mesh,
     "in another order": in_another_order,
