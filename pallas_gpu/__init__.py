@@ -15,20 +15,16 @@ import typing as _typing
 
 from pallas_gpu import bridge as _bridge  # noqa: F401 - registers its lowerings
 from pallas_gpu import composites as _composites  # noqa: F401 - registers its rules
-from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
-from pallas_gpu import lockstep as _lockstep  # noqa: F401 - registers its machine
-from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import mosaic as _mosaic  # noqa: F401 - registers its handles
+from pallas_gpu.primitives import _registry
 from pallas_gpu.types.foreign import INSTEAD as _INSTEAD
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
 # isort: off
 # Entry points
 from pallas_gpu import arch as arch, errors as errors, layouts as layouts
-from pallas_gpu import offline as offline, profiler as profiler, testing as testing
 from pallas_gpu.bridge import triton as triton
 from pallas_gpu.bridge.torch import as_torch_kernel as as_torch_kernel
-from pallas_gpu.emulator.mesh import emulate_mesh as emulate_mesh
 from pallas_gpu.entry.kernel import kernel as kernel
 from pallas_gpu.entry.empty import (
     alloc_semaphore as alloc_semaphore,
@@ -42,7 +38,6 @@ from pallas_gpu.entry.scoped import (
     with_scoped as with_scoped,
     get_global as get_global,
 )
-from pallas_gpu.explanation.explain import explain as explain
 from pallas_gpu.pipeline.emit import emit_pipeline as emit_pipeline
 from pallas_gpu.pipeline.pallas_call import pallas_call as pallas_call
 from pallas_gpu.pipeline.specialized.ring import Ring as Ring
@@ -58,8 +53,6 @@ from pallas_gpu.runtime.export import (
     lower_as_mlir as lower_as_mlir,
     pallas_export_experimental as pallas_export_experimental,
 )
-from pallas_gpu.testing.autotune import autotune as autotune
-from pallas_gpu.verdict.check import check as check
 
 # Control flow and positions
 from pallas_gpu.entry.control import (
@@ -176,6 +169,18 @@ from pallas_gpu.types import (
 )
 # isort: on
 
+# What half of the package and MLIR register: imported when a kernel needs it.
+for _module, _what in {
+    "pallas_gpu.emulator": (
+        *("cpu_lowering", "eager_emulator", "emulator_lowering", "gathering"),
+        _registry.RuleKind.EMULATE,
+    ),
+    "pallas_gpu.lockstep": ("emitted_code",),
+    "pallas_gpu.lowering": (_registry.RuleKind.EMIT, _registry.RuleKind.RELATION),
+    "pallas_gpu.runtime.register": ("compiler", "cuda_lowering", "nvidia"),
+}.items():
+    _registry.registered_by(_module, *_what)
+
 # Upstream's names for the same things.
 TMEMLayout = layouts.TmemLayout
 InterpretGPUParams = InterpretParams
@@ -185,17 +190,30 @@ dslice = ds
 wgmma_accumulator_deref = wgmma_accumulator_load
 
 if _typing.TYPE_CHECKING:
+    from pallas_gpu import offline as offline
     from pallas_gpu import ops as ops
+    from pallas_gpu import profiler as profiler
+    from pallas_gpu import testing as testing
+    from pallas_gpu.emulator.mesh import emulate_mesh as emulate_mesh
+    from pallas_gpu.explanation.explain import explain as explain
+    from pallas_gpu.testing.autotune import autotune as autotune
+    from pallas_gpu.verdict.check import check as check
 
 __version__ = "0.1.0"
 
 # To a type checker this function would mean that every name exists.
 if not _typing.TYPE_CHECKING:
-    # The rooms of the package are attributes of it, too.
-    _MODULES = ("arch", "errors", "layouts", "offline", "ops", "profiler")
-    _MODULES += ("testing", "triton")
+    # The rooms of the package are attributes of it, too. Some are written on the names
+    # above or need MLIR: they are imported when they are first used.
+    _LATER_MODULES = ("offline", "ops", "profiler", "testing")
+    _LATER = {
+        "autotune": "pallas_gpu.testing.autotune",
+        "check": "pallas_gpu.verdict.check",
+        "emulate_mesh": "pallas_gpu.emulator.mesh",
+        "explain": "pallas_gpu.explanation.explain",
+    }
     __all__ = [
-        *_MODULES,
+        *("arch", "errors", "layouts", "triton", *_LATER_MODULES, *_LATER),
         *(
             name
             for name, value in globals().items()
@@ -208,9 +226,11 @@ if not _typing.TYPE_CHECKING:
         return sorted([*__all__, "__doc__", "__version__"])
 
     def __getattr__(name: str) -> _typing.Any:
-        # ops is written on the names above, so it is imported when it is first used.
-        if name == "ops":
-            return _importlib.import_module("pallas_gpu.ops")
+        if name in _LATER_MODULES:
+            return _importlib.import_module(f"pallas_gpu.{name}")
+        if name in _LATER:
+            globals()[name] = getattr(_importlib.import_module(_LATER[name]), name)
+            return globals()[name]
         known = _INSTEAD.get(name)
         hint = "" if known is None else f"; instead: {known}"
         raise AttributeError(

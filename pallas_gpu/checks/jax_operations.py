@@ -17,6 +17,21 @@ COLLECTIVES = {
     "all_to_all", "reduce_scatter", "pbroadcast", "pvary", "all_gather_invariant",
 }  # fmt: skip
 
+# Common operations that are lowered: kernels of these can run in the emulator without
+# the rules of the lowering, whose import takes longer than that of the emulator.
+LOWERED = {
+    "abs", "add", "add_any", "and", "axis_index", "bitcast_convert_type",
+    "broadcast_in_dim", "ceil", "clamp", "concatenate", "cond", "convert_element_type",
+    "copy", "cos", "cumsum", "custom_jvp_call", "custom_vjp_call", "div",
+    "dynamic_slice", "eq", "erf", "exp", "exp2", "floor", "ge", "gt", "integer_pow",
+    "iota", "jit", "le", "log", "log2", "logistic", "lt", "max", "min", "mul", "ne",
+    "neg", "not", "or", "pow", "reduce_max", "reduce_min", "reduce_sum", "rem",
+    "reshape", "round", "rsqrt", "scan", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "slice", "split",
+    "sqrt", "square", "squeeze", "stop_gradient", "sub", "tanh", "transpose", "while",
+    "xor",
+}  # fmt: skip
+
 
 @registry.checks(_jax.primitive_by_name("axis_index"))
 def _check_axis_index(op: Op, mesh: types.Mesh) -> None:

@@ -21,7 +21,7 @@ from pallas_gpu.emulator.gpu import inline
 from pallas_gpu.emulator.gpu.machine.launch import run_devices
 from pallas_gpu.emulator.launches import by_device
 from pallas_gpu.emulator.rendezvous import Rendezvous, running
-from pallas_gpu.entry import call, placement, scope
+from pallas_gpu.entry import call, scope
 from pallas_gpu.entry.interpret import Observed
 
 Operands = Sequence[Sequence[Any]]
@@ -170,7 +170,4 @@ def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 call.ABOVE.eager_emulator = _eager
 call.ABOVE.emulator_lowering = lowering_rule
-# Not cached: each call of a kernel of several devices has a rendezvous of its own.
-_jax.mlir.register_lowering(
-    call.kernel_p, placement.checked(_cpu_rule), platform="cpu", cacheable=False
-)
+call.ABOVE.cpu_lowering = _cpu_rule

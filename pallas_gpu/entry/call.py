@@ -199,13 +199,16 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
 # --- what stands above ----------------------------------------------------------------
 
 
-@dataclasses.dataclass
 class Above:
     """What rooms above do with kernels; each enters its own when it is imported.
 
+    It is imported when what it enters is first needed (`registry.registered_by`).
+
     Attributes:
-      emulator_lowering: the emulator's MLIR lowering of the primitive, which platforms
-        override.
+      cpu_lowering: the MLIR lowering of the primitive on the CPU.
+      cuda_lowering: that on NVIDIA GPUs.
+      emulator_lowering: that of the emulator, which both may use.
+      compiler: lowers a kernel for a target, or raises: `lower(params, target)`.
       eager_emulator: the emulator of eager calls, `run(params, arrays) -> arrays`. It
         runs without a callback, so that its errors reach the caller unwrapped.
       emitted_code: as the emulator a body, it runs the code of a kernel on the CPU:
@@ -216,16 +219,39 @@ class Above:
         does not.
     """
 
-    emulator_lowering: Any = None
-    eager_emulator: Any = None
-    emitted_code: Any = None
-    gathering: Any = None
-    expansions: dict[Any, Callable[[_jax.JaxprEqn], Any]] = dataclasses.field(
-        default_factory=dict
-    )
+    cpu_lowering: Callable[..., Any]
+    cuda_lowering: Callable[..., Any]
+    emulator_lowering: Callable[..., Any]
+    compiler: Callable[..., Any]
+    eager_emulator: Callable[..., Any]
+    emitted_code: Callable[..., Any]
+    gathering: Callable[..., Any]
+    expansions: dict[Any, Callable[[_jax.JaxprEqn], Any]]
+
+    def __init__(self) -> None:
+        self.expansions = {}
+
+    def __getattr__(self, name: str) -> Any:
+        registry.needed(name)
+        return object.__getattribute__(self, name)
 
 
 ABOVE = Above()
+
+
+@placement.checked
+def _cpu_rule(*args: Any, **params: Any) -> Any:
+    return ABOVE.cpu_lowering(*args, **params)
+
+
+@placement.checked
+def _cuda_rule(*args: Any, **params: Any) -> Any:
+    return ABOVE.cuda_lowering(*args, **params)
+
+
+# Not cached: each call of a kernel of several devices has a rendezvous of its own.
+_jax.mlir.register_lowering(kernel_p, _cpu_rule, platform="cpu", cacheable=False)
+_jax.mlir.register_lowering(kernel_p, _cuda_rule, platform="cuda")
 
 
 def expansion(eqn: _jax.JaxprEqn) -> _jax.ClosedJaxpr | None:

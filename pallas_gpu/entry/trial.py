@@ -15,14 +15,12 @@ from typing import Any
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import expand
-from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.call import ABOVE, CallParams
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 from pallas_gpu.primitives.inline import inline_mgpu_p, inline_ptx_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import uses, walk
-
-Lower = Callable[[CallParams, Any], Any]
 
 # With so much scratch every operation has code: a round in which each thread passes on
 # 16 bytes.
@@ -32,17 +30,11 @@ _ROUND_BYTES = 4 * 32 * 16
 # the parameters of a kernel hold 255.
 _MANY_COPIES = 100
 
-_LOWER: list[Lower] = []
 # The error of each kernel that was lowered, None if it has code.
 _TRIED: weakref.WeakKeyDictionary[
     _jax.Jaxpr, dict[Hashable, errors.PallasGpuError | None]
 ]
 _TRIED = weakref.WeakKeyDictionary()
-
-
-def register_compiler(lower: Lower) -> None:
-    """Registers what lowers a kernel for a target, or raises."""
-    _LOWER[:] = [lower]
 
 
 def require_code(
@@ -71,7 +63,7 @@ def require_code(
 
 def _tried(params: CallParams, target: Any) -> errors.PallasGpuError | None:
     try:
-        _LOWER[0](params, target)
+        ABOVE.compiler(params, target)
     except errors.PallasGpuError as error:
         return error.with_traceback(None)
     return None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.lockstep.host import Host, address_of, multimem_address_of
+from pallas_gpu.lockstep.grids.host import Host, address_of, multimem_address_of
 from pallas_gpu.lockstep.launch import Buffer
 
 # Bits of the types of which several elements share a byte of a buffer.

@@ -14,6 +14,7 @@ from typing import Any
 
 from pallas_gpu import arch, errors
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.primitives import _registry as registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,7 @@ def passes_of(target: arch.Target) -> Mapping[str, Pass]:
     Raises:
       TargetError: there is none.
     """
+    registry.needed(target.machine)
     if target.machine not in _MACHINES:
         raise errors.TargetError(
             f"no machine compiles for {target.name}",

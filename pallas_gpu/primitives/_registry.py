@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -274,6 +275,24 @@ def register(
     return enter
 
 
+# The modules that register something when they are imported, by what that is.
+_REGISTERED_BY: dict[Hashable, str] = {}
+
+
+def registered_by(module: str, *what: Hashable) -> None:
+    """Declares what a module registers; it is imported when that is first needed."""
+    _REGISTERED_BY.update(dict.fromkeys(what, module))
+
+
+def needed(what: Hashable) -> None:
+    """Imports the module that registers something, unless it was imported."""
+    module = _REGISTERED_BY.get(what)
+    if module is not None:
+        importlib.import_module(module)
+        # Not before: another thread must wait for the import, too.
+        _REGISTERED_BY.pop(what, None)
+
+
 _CHECKS: dict[tuple[str, Any], Callable[..., None]] = {}
 
 
@@ -311,11 +330,13 @@ def check_of(primitive: Any, machine: str = GPU) -> Callable[..., None] | None:
 
 def rule(key: Any, kind: RuleKind, machine: str = GPU) -> Callable[..., Any] | None:
     """Returns the rule of a primitive, or None."""
+    needed(kind)
     return _RULES[machine, kind].get(key)
 
 
 def rules(kind: RuleKind, machine: str = GPU) -> dict[Any, Callable[..., Any]]:
     """Returns all rules of one kind, those of JAX's primitives included."""
+    needed(kind)
     return _RULES[machine, kind]
 
 

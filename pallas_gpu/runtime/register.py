@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call, placement, trial
+from pallas_gpu.entry import call
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import cupti, custom_call, devices, dumps, serialize
 from pallas_gpu.runtime import offline_compiler as offline
@@ -177,7 +177,5 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     return _custom_call_rule(ctx, *args, **params)
 
 
-_jax.mlir.register_lowering(
-    call.kernel_p, placement.checked(_cuda_rule), platform="cuda"
-)
-trial.register_compiler(compiler.lower)
+call.ABOVE.cuda_lowering = _cuda_rule
+call.ABOVE.compiler = compiler.lower

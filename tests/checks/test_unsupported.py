@@ -10,7 +10,7 @@ import jax.extend
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu.checks.jax_operations import COLLECTIVES, HINTS
+from pallas_gpu.checks.jax_operations import COLLECTIVES, HINTS, LOWERED
 from pallas_gpu.entry.plain import REPLACED
 from pallas_gpu.primitives import _registry as registry
 from tests.support import everywhere
@@ -32,6 +32,11 @@ def code_of(hint: str) -> list[str]:
 
 def spaceless(text: str) -> str:
     return re.sub(r"\s", "", text)
+
+
+def test_what_is_known_to_be_lowered_has_rules():
+    emitted = {p.name for p in registry.rules(registry.RuleKind.EMIT)}
+    assert emitted >= LOWERED
 
 
 def test_every_operation_of_jax_that_is_not_supported_has_a_hint():

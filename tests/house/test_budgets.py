@@ -47,8 +47,9 @@ BUDGETS = {
     # Several tiles of a pallas_call in one CTA, and their order.
     "pipeline": 3960,
     # With what a dot_general asks for, which the emulator and the composites read;
-    # votes, matches and shuffles of lanes; which features an operation needs.
-    "primitives": 9500,
+    # votes, matches and shuffles of lanes; which features an operation needs; which
+    # packages register what.
+    "primitives": 9550,
     # With passes/: random keys as words, values without elements. Facts that checks,
     # stores and layouts share, and which values wrap.
     "program": 3180,
