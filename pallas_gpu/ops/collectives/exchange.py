@@ -271,28 +271,33 @@ def _flagged_kernel(e: Exchange) -> Any:
         own = inbox.at[call & np.int32(1)]
         flag = ((call + np.int32(1)) << 16).astype(jnp.uint32)
 
-        def send(there: Any) -> None:
-            part = there if e.parts_in > 1 else np.int32(0)
+        def load(part: Any) -> Any:
             value = plgpu.load(x.at[row, part, window], layout=layout)
-            words = lax.bitcast_convert_type(value, jnp.uint16).astype(jnp.uint32)
+            return lax.bitcast_convert_type(value, jnp.uint16).astype(jnp.uint32)
+
+        def read() -> list[Any]:
+            none = plgpu.layout_cast(jnp.zeros((tile,), jnp.uint32), layout)
+            places = [own.at[i, row, window] for i in range(group.size)]
+            # Atomic: other devices store there meanwhile.
+            return [plgpu.atomic_or(place, none, scope="sys") for place in places]
+
+        def is_missing(words: list[Any]) -> Any:
+            unlike = (x & np.uint32(0xFFFF0000) != flag for x in words)
+            return jnp.any(functools.reduce(lax.bitwise_or, unlike))
+
+        # All loads are under way before the first word is sent, and all reads before
+        # the first word is compared.
+        others = [group.after(me, i) for i in range(1, group.size + 1)]
+        whole = load(np.int32(0)) if e.parts_in == 1 else None
+        sent = [load(there) if whole is None else whole for there in others]
+        for there, words in zip(others, sent, strict=True):
             target = group.peer(own, there).at[me, row, window]
             plgpu.atomic_xchg(target, words | flag)
-
-        def receive(there: Any) -> Any:
-            place = own.at[there, row, window]
-            none = plgpu.layout_cast(jnp.zeros((tile,), jnp.uint32), layout)
-            # Atomic: another device stores there meanwhile.
-            read = functools.partial(plgpu.atomic_or, place, none, scope="sys")
-            words = lax.while_loop(
-                lambda words: jnp.any(words & np.uint32(0xFFFF0000) != flag),
-                lambda _: read(),
-                read(),
-            )
-            return lax.bitcast_convert_type(words.astype(jnp.uint16), e.dtype)
-
-        for i in range(1, group.size + 1):
-            send(group.after(me, i))
-        values = [receive(np.int32(i)) for i in range(group.size)]
+        received = lax.while_loop(is_missing, lambda _: read(), read())
+        values = [
+            lax.bitcast_convert_type(words.astype(jnp.uint16), e.dtype)
+            for words in received
+        ]
         if e.parts_out == 1:
             values = [_combine(e, values)]
         for i, value in enumerate(values):
