@@ -10,7 +10,7 @@ as it must is checked; asynchronous work completes as late as the waits allow.
 `program` compiles a kernel's body, `engine` runs strands, `clocks` and `memory` know
 what happens before what, `launch` runs the host function and the clusters of a grid. A
 hardware unit is a file that `launch` imports: it registers its operations with
-`program.runs`, and its inline PTX in `registers.ASSEMBLY`.
+`program.runs`, and its inline PTX with `registers.assembles`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import values, variables
+from pallas_gpu.lockstep import elements, values, variables
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
@@ -173,24 +173,14 @@ def _addrspacecast(program: Program, op: ir.Operation) -> Step:
     # GMEM is in the generic address space at its own addresses.
     if spaces not in ((3, 7), (0, 1), (1, 0)):
         raise NotModelled(f"llvm.addrspacecast {spaces}")
-    (source,), (out,) = program.inputs(op), program.outputs(op)
-
-    def cast(strand: Any) -> None:
-        # A block's own window is part of the cluster's.
-        strand.env[out] = strand.env[source]
-
-    return cast
+    # A block's own window is part of the cluster's.
+    return elements.applied(program, op, lambda x: x)
 
 
-@runs("llvm.ptrtoint")
-def _ptrtoint(program: Program, op: ir.Operation) -> Step:
-    (source,), (out,) = program.inputs(op), program.outputs(op)
+@runs("llvm.ptrtoint", "llvm.inttoptr")
+def _converted(program: Program, op: ir.Operation) -> Step:
     kind = values.dtype(op.results[0].type)
-
-    def convert(strand: Any) -> None:
-        strand.env[out] = strand.env[source].astype(kind)
-
-    return convert
+    return elements.applied(program, op, lambda x: x.astype(kind))
 
 
 @runs("nvvm.mapa")

@@ -105,6 +105,19 @@ _SPECIAL: dict[str, Compute] = {
     "tanh": np.tanh,
 }
 _FLOAT8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+_FLOATS = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+
+
+def dtype_of(kind: str) -> np.dtype:
+    """The elements of a type of PTX, of which a register may have several: `f16x2`."""
+    name = kind.removeprefix("noftz.").partition("x")[0]
+    known = _FLOATS.get(name) or _FLOAT8.get(name)
+    return np.dtype(known or f"{'i' if name[0] == 's' else 'u'}{int(name[1:]) // 8}")
 
 
 def _from_float8(kind: str) -> Compute:
@@ -184,12 +197,6 @@ _OF_BITS: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "or": (2, np.bitwise_or),
     "xor": (2, np.bitwise_xor),
     "not": (1, np.bitwise_not),
-}
-_FLOATS = {
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "f32": np.float32,
-    "f64": np.float64,
 }
 
 

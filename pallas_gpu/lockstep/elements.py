@@ -144,7 +144,7 @@ _CMPF: dict[int, Callable] = {
 }
 
 
-def _function(program: Program, op: ir.Operation, function: Callable) -> Step:
+def applied(program: Program, op: ir.Operation, function: Callable) -> Step:
     """The step that applies a function to the operands' arrays."""
     (out,) = program.outputs(op)
     slots = program.inputs(op)
@@ -195,8 +195,8 @@ def _same_type(program: Program, op: ir.Operation) -> Step:
     name = _LLVM.get(op.name, op.name)
     function = _SAME_TYPE[name]
     if name.startswith(_PARTIAL):
-        return _function(program, op, _where_defined(name, function))
-    return _function(program, op, function)
+        return applied(program, op, _where_defined(name, function))
+    return applied(program, op, function)
 
 
 # LLVM leaves the results of these undefined for some operands.
@@ -225,13 +225,13 @@ def _where_defined(name: str, function: Callable) -> Callable:
 @runs(*_CONVERT)
 def _convert(program: Program, op: ir.Operation) -> Step:
     to, function = values.dtype(op.results[0].type), _CONVERT[op.name]
-    return _function(program, op, lambda x: function(x, to))
+    return applied(program, op, lambda x: function(x, to))
 
 
 @runs("arith.bitcast")
 def _bitcast(program: Program, op: ir.Operation) -> Step:
     to = values.dtype(op.results[0].type)
-    return _function(program, op, lambda x: x.view(to))
+    return applied(program, op, lambda x: x.view(to))
 
 
 @runs("arith.constant", "llvm.mlir.constant")
@@ -245,11 +245,11 @@ def _constant(program: Program, op: ir.Operation) -> None:
 def _cmpi(program: Program, op: ir.Operation) -> Step:
     predicate = ir.IntegerAttr(op.attributes["predicate"]).value
     if predicate < 2:
-        return _function(program, op, _EQUAL[predicate])
+        return applied(program, op, _EQUAL[predicate])
     order = _ORDER[(predicate - 2) % 4]
     if predicate >= 6:
-        return _function(program, op, order)
-    return _function(program, op, lambda a, b: order(signed(a), signed(b)))
+        return applied(program, op, order)
+    return applied(program, op, lambda a, b: order(signed(a), signed(b)))
 
 
 @runs("arith.cmpf")
@@ -265,7 +265,7 @@ def _cmpf(program: Program, op: ir.Operation) -> Step:
             return unordered
         return _CMPF[predicate - 7](a, b) | unordered
 
-    return _function(program, op, compare)
+    return applied(program, op, compare)
 
 
 @runs("arith.select")
@@ -277,7 +277,7 @@ def _select(program: Program, op: ir.Operation) -> Step:
             which = which[:, None]
         return np.where(which, a, b)
 
-    return _function(program, op, select)
+    return applied(program, op, select)
 
 
 @runs("math.fma")
@@ -286,7 +286,7 @@ def _fma(program: Program, op: ir.Operation) -> Step:
         exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
         return exact.astype(a.dtype)
 
-    return _function(program, op, fma)
+    return applied(program, op, fma)
 
 
 @runs("llvm.call")
@@ -294,7 +294,7 @@ def _call(program: Program, op: ir.Operation) -> Step:
     name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
     if name not in ("__nv_fmodf", "__nv_fmod"):
         raise NotModelled(f"llvm.call {name}")
-    return _function(program, op, np.fmod)
+    return applied(program, op, np.fmod)
 
 
 # --- intrinsics -----------------------------------------------------------------------
@@ -305,14 +305,14 @@ def _intrinsic(program: Program, op: ir.Operation) -> Step:
     name = ir.StringAttr(op.attributes["intrin"]).value
     to = values.dtype(op.results[0].type)
     if name == "llvm.nvvm.prmt":
-        return _function(program, op, _prmt)
+        return applied(program, op, _prmt)
     match name.removeprefix("llvm.nvvm.").split("."):
         case ["d2f", "rz"]:
-            return _function(program, op, _single_to_zero)
+            return applied(program, op, _single_to_zero)
         case [kind, "rz"] if "2" in kind:
             integer = kind.split("2")[1]
             is_signed = integer in ("i", "ll")
-            return _function(program, op, lambda x: round_to_zero(x, to, is_signed))
+            return applied(program, op, lambda x: round_to_zero(x, to, is_signed))
     raise NotModelled(f"llvm.call_intrinsic {name}")
 
 
@@ -364,4 +364,4 @@ def approximation(program: Program, op: ir.Operation, text: str) -> Step | None:
         raw = (np.ascontiguousarray(values.unsigned(x)) for x in inputs)
         return function(*raw).view(to)
 
-    return _function(program, op, compute)
+    return applied(program, op, compute)

@@ -70,6 +70,33 @@ class Work(Protocol):
         """Has its effects now."""
 
 
+class Groups[T]:
+    """The async-groups of a thread, or of several: those that are not waited for.
+
+    Attributes:
+      open: the work since the last group.
+      groups: the groups, the oldest first.
+      committed: how many groups there have been.
+    """
+
+    def __init__(self) -> None:
+        self.open: list[T] = []
+        self.groups: list[list[T]] = []
+        self.committed = 0
+
+    def commit(self) -> None:
+        """Ends a group."""
+        self.groups.append(self.open)
+        self.open = []
+        self.committed += 1
+
+    def take(self, pending: int) -> list[list[T]]:
+        """Removes all but the newest groups, and returns them."""
+        count = max(len(self.groups) - pending, 0)
+        older, self.groups = self.groups[:count], self.groups[count:]
+        return older
+
+
 class Strand:
     """Some warps of a block, and the values that their threads hold.
 

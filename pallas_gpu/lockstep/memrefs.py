@@ -93,21 +93,13 @@ def _subview(program: Program, op: ir.Operation) -> Step:
 
 
 @runs("llvm.mlir.undef")
-def _undef(program: Program, op: ir.Operation) -> Step:
+def _undef(program: Program, op: ir.Operation) -> None:
     (out,), type_ = program.outputs(op), op.results[0].type
     if str(type_).startswith("!llvm.struct"):
-
-        def structure(strand: Any) -> None:
-            strand.env[out] = {}
-
-        return structure
+        program.constants[out] = {}
+        return
     shape = (1, type_.shape[0]) if isinstance(type_, ir.VectorType) else (1,)
-    zeros = np.zeros(shape, values.dtype(type_))
-
-    def undef(strand: Any) -> None:
-        strand.env[out] = zeros
-
-    return undef
+    program.constants[out] = np.zeros(shape, values.dtype(type_))
 
 
 @runs("llvm.insertvalue")

@@ -11,23 +11,23 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.accesses import BUFFER_SHIFT, places_of
-from pallas_gpu.lockstep.assembly import parse
+from pallas_gpu.lockstep.assembly import dtype_of, parse
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.predication import predicated
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync.atomics import require_scope
 
 _LOAD = re.compile(
     r"multimem\.ld_reduce\.relaxed\.sys\.global\.(add|min|max|and|or|xor)"
-    r"(?:\.v([248]))?\.(\w+)"
+    r"(?:\.v([248]))?\.(f32|b?f16x2|e[45]m[23]x4|[usb](?:32|64))"
 )
 _STORE = re.compile(r"multimem\.st\.relaxed\.sys\.global(?:\.v([24]))?\.f32")
 _RED = re.compile(r"multimem\.red\.(release|relaxed)\.sys\.global\.add\.u32")
@@ -39,15 +39,6 @@ _COMBINE: dict[str, Callable[..., Any]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-_KINDS = {
-    "f32": np.dtype(np.float32),
-    "f16x2": np.dtype(np.float16),
-    "bf16x2": np.dtype(ml_dtypes.bfloat16),
-    "e5m2x4": np.dtype(ml_dtypes.float8_e5m2),
-    "e4m3x4": np.dtype(ml_dtypes.float8_e4m3fn),
-    **{f"{a}{n}": np.dtype(f"{b}{n // 8}") for n in (32, 64) for a, b in
-       (("u", "u"), ("s", "i"), ("b", "u"))},
-}  # fmt: skip
 
 
 def _reached(strand: Any, pointer: int, size: int) -> tuple[list[Memory], np.ndarray]:
@@ -60,13 +51,14 @@ def _reached(strand: Any, pointer: int, size: int) -> tuple[list[Memory], np.nda
     return memories, places_of(address & (1 << BUFFER_SHIFT) - 1, size)
 
 
+@assembles("multimem.st.")
 def _store(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     if (form := _STORE.fullmatch(statement.opcode)) is None:
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
     count = int(form[1] or 1)
     pointer, *rest = program.inputs(op)
-    words, guards = rest[:count], rest[count:]
+    words, (guard, *_) = rest[:count], [*rest[count:], None]
 
     def store(strand: Any) -> None:
         if not strand.active().any():
@@ -78,19 +70,16 @@ def _store(program: Program, op: ir.Operation, text: str) -> Step:
         for memory in memories:
             memory.store(strand, places, data)
 
-    def guarded(strand: Any) -> None:
-        with strand.where(values.forced(strand.env[guards[0]])):
-            store(strand)
-
-    return guarded if guards else store
+    return predicated(guard, store)
 
 
+@assembles("multimem.ld_reduce.")
 def _load_reduce(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     form = _LOAD.fullmatch(statement.opcode)
-    if form is None or form[3] not in _KINDS:
+    if form is None:
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
-    reduction, count, kind = form[1], int(form[2] or 1), _KINDS[form[3]]
+    reduction, count, kind = form[1], int(form[2] or 1), dtype_of(form[3])
     width = 8 if kind.itemsize == 8 else 4
     (pointer,), (out,) = program.inputs(op), program.outputs(op)
     # Sums of narrow floats have a wider accumulator.
@@ -113,6 +102,7 @@ def _load_reduce(program: Program, op: ir.Operation, text: str) -> Step:
     return load
 
 
+@assembles("multimem.red.")
 def _red(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     if (form := _RED.fullmatch(statement.opcode)) is None:
@@ -142,14 +132,7 @@ def _red(program: Program, op: ir.Operation, text: str) -> Step:
     return add
 
 
+@assembles("fence.proxy.alias")
 def _fence_alias(program: Program, op: ir.Operation, text: str) -> Step:
     """Both kinds of addresses are the same bytes here."""
     return lambda strand: None
-
-
-ASSEMBLY += [
-    AssemblyUnit("multimem.st.", _store),
-    AssemblyUnit("multimem.ld_reduce.", _load_reduce),
-    AssemblyUnit("multimem.red.", _red),
-    AssemblyUnit("fence.proxy.alias", _fence_alias),
-]

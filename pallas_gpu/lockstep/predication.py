@@ -18,21 +18,25 @@ from pallas_gpu.lockstep.accesses import memory_of, places_of
 from pallas_gpu.lockstep.assembly import Statement, parse
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
+
+
+def predicated(slot: int | None, step: Step) -> Step:
+    """The step, in those threads in which a predicate holds."""
+    if slot is None:
+        return step
+
+    def in_some(strand: Any) -> None:
+        with strand.where(values.forced(strand.env[slot])):
+            step(strand)
+
+    return in_some
 
 
 def guarded(inputs: list[int], statement: Statement, step: Step) -> Step:
     """The step, in those threads in which the guard of its statement holds."""
-    if not statement.guard:
-        return step
-    slot = inputs[int(statement.guard.removeprefix("$"))]
-
-    def in_some(strand: Any) -> None:
-        with strand.where(values.forced(strand.env[slot])):
-            if strand.mask.any():
-                step(strand)
-
-    return in_some
+    guard = statement.guard.removeprefix("$")
+    return predicated(inputs[int(guard)] if guard else None, step)
 
 
 _ACCESS = re.compile(
@@ -41,6 +45,10 @@ _ACCESS = re.compile(
 _SPACES = {"global": 1, "shared::cta": 3, "shared::cluster": 7}
 
 
+@assembles(
+    *(" ld.global", " ld.shared::cta.", " ld.shared::cluster."),
+    *(" st.global", " st.shared::cta.", " st.shared::cluster."),
+)
 def _access(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     match = _ACCESS.fullmatch(statement.opcode)
@@ -94,10 +102,3 @@ def _access(program: Program, op: ir.Operation, text: str) -> Step:
                 memory.store(strand, where, raw.view(np.uint8).reshape(where.shape))
 
     return load if is_load else store
-
-
-for _name in (
-    *("ld.global", "ld.shared::cta.", "ld.shared::cluster."),
-    *("st.global", "st.shared::cta.", "st.shared::cluster."),
-):
-    ASSEMBLY.append(AssemblyUnit(f" {_name}", _access))

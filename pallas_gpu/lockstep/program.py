@@ -76,6 +76,9 @@ class Block:
 
     def run_blocking(self, strand: Any) -> Iterator[Any]:
         """Runs the operations; yields where it waits."""
+        if not self.blocks:
+            self.run(strand)
+            return
         step = None
         try:
             for blocks, step in self._steps:
@@ -90,6 +93,16 @@ class Block:
         """The operands of the terminator."""
         env = strand.env
         return [env[i] for i in self.results]
+
+
+def without_waits(run: Step) -> Step:
+    """The step of a generator that never yields."""
+
+    def step(strand: Any) -> None:
+        for _ in run(strand):
+            raise AssertionError("an operation that cannot block has waited")
+
+    return step
 
 
 def _line(location: ir.Location) -> str | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,36 @@ from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
 
+# Factories of inline PTX, which get its text too, and what their texts contain.
+Assembly = Callable[[Program, ir.Operation, str], Step]
+_ASSEMBLY: list[tuple[re.Pattern[str], Assembly]] = []
+
+
+def assembles(*prefixes: str, first: bool = False) -> Callable[[Assembly], Assembly]:
+    """Registers a factory for inline PTX with instructions that begin in some way.
+
+    Args:
+      first: in front of the others, one of whose prefixes the names contain.
+    """
+
+    def register(factory: Assembly) -> Assembly:
+        patterns = (re.compile(rf"(?<!\w\.){re.escape(x)}") for x in prefixes)
+        units = [(pattern, factory) for pattern in patterns]
+        _ASSEMBLY[:] = [*units, *_ASSEMBLY] if first else [*_ASSEMBLY, *units]
+        return factory
+
+    return register
+
 
 @runs("vector.broadcast")
 def _broadcast(program: Program, op: ir.Operation) -> Step:
-    (source,), (out,) = program.inputs(op), program.outputs(op)
     length = op.results[0].type.shape[0]
 
-    def broadcast(strand: Any) -> None:
-        x = values.forced(strand.env[source])
+    def broadcast(x: np.ndarray) -> np.ndarray:
         x = x[:, None] if x.ndim == 1 else x
-        strand.env[out] = np.repeat(x, length, axis=1) if x.shape[1] == 1 else x
+        return np.repeat(x, length, axis=1) if x.shape[1] == 1 else x
 
-    return broadcast
+    return elements.applied(program, op, broadcast)
 
 
 @runs("vector.extract")
@@ -64,17 +83,12 @@ def _insert(program: Program, op: ir.Operation) -> Step:
 
 @runs("vector.extract_strided_slice")
 def _slice(program: Program, op: ir.Operation) -> Step:
-    (source,), (out,) = program.inputs(op), program.outputs(op)
     (first,), (size,), (step,) = (
         [x.value for x in ir.ArrayAttr(op.attributes[name])]
         for name in ("offsets", "sizes", "strides")
     )
     chosen = slice(first, first + size * step, step)
-
-    def cut(strand: Any) -> None:
-        strand.env[out] = values.forced(strand.env[source])[:, chosen]
-
-    return cut
+    return elements.applied(program, op, lambda x: x[:, chosen])
 
 
 @runs("llvm.insertelement", "llvm.extractelement")
@@ -109,14 +123,12 @@ def _from_elements(program: Program, op: ir.Operation) -> Step:
 
 @runs("vector.shuffle")
 def _shuffle(program: Program, op: ir.Operation) -> Step:
-    (a, b), (out,) = program.inputs(op), program.outputs(op)
     order = list(ir.DenseI64ArrayAttr(op.attributes["mask"]))
 
-    def shuffle(strand: Any) -> None:
-        parts = np.broadcast_arrays(*(values.forced(strand.env[i]) for i in (a, b)))
-        strand.env[out] = np.concatenate(parts, axis=-1)[..., order]
+    def shuffle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.concatenate(np.broadcast_arrays(a, b), axis=-1)[..., order]
 
-    return shuffle
+    return elements.applied(program, op, shuffle)
 
 
 @runs("vector.bitcast", "llvm.bitcast")
@@ -212,9 +224,9 @@ def _inline_asm(program: Program, op: ir.Operation) -> Step:
         step = elements.approximation(program, op, text)
         if step is not None:
             return step
-    for unit in ASSEMBLY:
-        if unit.begins(text):
-            return unit.factory(program, op, text)
+    for begins, factory in _ASSEMBLY:
+        if begins.search(text) is not None:
+            return factory(program, op, text)
     raise NotModelled(f"llvm.inline_asm {text[:60]}")
 
 
@@ -234,25 +246,3 @@ def _nothing(program: Program, op: ir.Operation) -> Step:
         strand.env[out] = held if len(held) > 1 else held[0]
 
     return same
-
-
-class AssemblyUnit:
-    """How a hardware unit runs inline PTX of its own.
-
-    Attributes:
-      prefix: how an instruction of its texts begins.
-      factory: makes the step from program, operation and text.
-    """
-
-    def __init__(self, prefix: str, factory: Any) -> None:
-        self.prefix = prefix
-        self.factory = factory
-        self._begins = re.compile(rf"(?<!\w\.){re.escape(prefix)}")
-
-    def begins(self, text: str) -> bool:
-        """True for a text with such an instruction."""
-        return self._begins.search(text) is not None
-
-
-# Filled by the files of the units.
-ASSEMBLY: list[AssemblyUnit] = []

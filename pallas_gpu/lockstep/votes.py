@@ -13,11 +13,12 @@ from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.engine import LANES, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync.control import Barrier, meet
 from pallas_gpu.lockstep.values import forced
 
 
+@assembles("barrier.cta.red.and.pred", "vote.sync.all.pred")
 def _all(program: Program, op: ir.Operation, text: str) -> Step:
     """A predicate of registers, combined by all threads of a barrier or a warp."""
     first, meet, last = parse(text)
@@ -74,6 +75,7 @@ def _packed(each: np.ndarray) -> np.ndarray:
     return (each.astype(np.uint32) << lanes).sum(axis=-1, dtype=np.uint32)
 
 
+@assembles("match.any.sync.")
 def _match(program: Program, op: ir.Operation, text: str) -> Step:
     """PTX ISA, match.sync.any: the mask of the threads that have the same value."""
     (value,), (out,) = program.inputs(op), program.outputs(op)
@@ -158,8 +160,3 @@ def _barrier_all(value: int, place: int, count: int, out: int) -> Step:
         strand.env[out] = np.array([where.held], np.uint32)
 
     return barrier
-
-
-ASSEMBLY.append(AssemblyUnit("barrier.cta.red.and.pred", _all))
-ASSEMBLY.append(AssemblyUnit("match.any.sync.", _match))
-ASSEMBLY.append(AssemblyUnit("vote.sync.all.pred", _all))

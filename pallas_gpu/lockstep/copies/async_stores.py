@@ -15,10 +15,11 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import accesses, values
-from pallas_gpu.lockstep.assembly import parse
+from pallas_gpu.lockstep.assembly import dtype_of, parse
 from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.predication import predicated
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync import mbarrier
 
 _OPCODE = re.compile(
@@ -36,6 +37,7 @@ _UPDATES = {
 }
 
 
+@assembles("st.async.", "red.async.", first=True)
 def _store(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     match = _OPCODE.fullmatch(statement.opcode)
@@ -54,15 +56,7 @@ def _store(program: Program, op: ir.Operation, text: str) -> Step:
     ) or statement.guard not in ("", f"${count + 2}"):
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
     pointer, *rest = program.inputs(op)
-    words, barrier, predicate = rest[:count], rest[count], rest[count + 1 :]
-    dtype = np.dtype({"u": "u", "b": "u", "s": "i"}[kind[0]] + str(int(kind[1:]) // 8))
-
-    def store(strand: Any) -> None:
-        if predicate:
-            with strand.where(values.forced(strand.env[predicate[0]])):
-                issue(strand)
-        else:
-            issue(strand)
+    words, barrier, dtype = rest[:count], rest[count], dtype_of(kind)
 
     def issue(strand: Any) -> None:
         lanes = np.flatnonzero(strand.active())
@@ -86,7 +80,7 @@ def _store(program: Program, op: ir.Operation, text: str) -> Step:
             work.begin(int(row))
             strand.cta.cluster.launch.scheduler.in_flight.append(work)
 
-    return store
+    return predicated(rest[count + 1] if statement.guard else None, issue)
 
 
 class _Work:
@@ -110,13 +104,6 @@ class _Work:
         if self._operation is not None:
             old = np.ascontiguousarray(memory.data[self._places]).view(data.dtype)
             data = _UPDATES[self._operation][0](old, data)
-        agent = self._cta.clocks.agent(self._barrier.agent_key)
-        epoch = self._barrier.phase + 1
         raw = np.ascontiguousarray(data).view(np.uint8).reshape(self._places.shape)
         atomic = self._operation is not None
-        memory.end_write(self._places, raw, agent, epoch, atomic=atomic)
-        self._barrier.complete_tx(self._places.size, agent, epoch)
-
-
-ASSEMBLY.insert(0, AssemblyUnit("st.async.", _store))
-ASSEMBLY.insert(0, AssemblyUnit("red.async.", _store))
+        self._barrier.receive(self._places, raw, atomic=atomic)

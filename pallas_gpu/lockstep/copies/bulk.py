@@ -17,7 +17,7 @@ from pallas_gpu.lockstep.engine import OutOfBoundsError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync import mbarrier
 
 _UNIT = 16  # of sizes and of addresses
@@ -65,54 +65,11 @@ class _Load(_Copy):
 
     def complete(self) -> None:
         """The bytes arrive."""
-        barrier = self._barrier
-        agent, epoch = self.cta.clocks.agent(barrier.agent_key), barrier.phase + 1
-        self.cta.smem.end_write(self.smem, self.memory.data[self.gmem], agent, epoch)
-        barrier.complete_tx(len(self.smem), agent, epoch)
+        self._barrier.receive(self.smem, self.memory.data[self.gmem])
 
 
-class _Store(_Copy):
-    """A copy to GMEM, in the thread's bulk group; it may combine elements.
-
-    Args:
-      reduction: the operation and its element type.
-    """
-
-    def __init__(self, strand, lane, smem, gmem, size, reduction=None):
-        self._reduction = reduction
-        super().__init__(strand, lane, smem, gmem, size)
-        rows = np.array([self.row])
-        self.cta.smem.begin_read(rows, self.smem, "a bulk copy")
-        self.memory.check_visible(rows, self.gmem, "a bulk copy overwrites")
-        self._data: np.ndarray | None = None
-        self._done = False
-        groups = self.cta.bulk.setdefault(self.thread, tma.BulkGroups())
-        self._epoch = groups.committed + 1
-        groups.open.append(self)
-
-    def read(self) -> None:
-        """Reads the SMEM."""
-        if self._data is None:
-            self._data = self.cta.smem.data[self.smem]
-            agent = self.cta.clocks.agent(("bulk", self.cta.name, self.thread))
-            self.cta.smem.end_read(self.smem, agent, self._epoch)
-
-    def complete(self) -> None:
-        """Writes the GMEM."""
-        if not self._done:
-            self._done = True
-            self.read()
-            data = self._data
-            if self._reduction is not None:
-                operation, dtype = self._reduction
-                old, new = (
-                    np.ascontiguousarray(x).view(dtype)
-                    for x in (self.memory.data[self.gmem], data)
-                )
-                data = reductions.apply(operation, old, new).view(np.uint8)
-            self.memory.data[self.gmem] = data
-
-
+# In front of the mbarriers' unit, whose prefix is in one of the names.
+@assembles(_LOAD, _STORE, "cp.reduce.async.bulk.global.", first=True)
 def _unit(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
@@ -140,11 +97,16 @@ def _unit(program: Program, op: ir.Operation, text: str) -> Step:
             if load:
                 _Load(strand, lane, first, second, size, *barrier)
             else:
-                _Store(strand, lane, second, first, size, reduction)
+                found = _Copy(strand, lane, second, first, size)
+                tma.StoreWork(
+                    found.cta, found.row, found.thread, found.smem,
+                    (found.memory, found.gmem, ...), "a bulk copy", reduction,
+                )  # fmt: skip
 
     return guarded(inputs, statement, copy)
 
 
+@assembles(_PREFETCH, first=True)
 def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
     """A hint: its bytes have to be those of a buffer."""
     (statement,) = parse(text)
@@ -160,9 +122,3 @@ def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
             _Copy(strand, lane, accesses.SMEM_BASE, place, size)
 
     return prefetch
-
-
-ASSEMBLY.insert(0, AssemblyUnit(_PREFETCH, _prefetch))
-for _name in (_LOAD, _STORE, "cp.reduce.async.bulk.global."):
-    # In front of the mbarriers' unit, whose prefix is in one of the names.
-    ASSEMBLY.insert(0, AssemblyUnit(_name, _unit))

@@ -8,6 +8,7 @@ written needs one before the async proxy reads it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -17,10 +18,11 @@ from jaxlib.mlir import ir
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import accesses, values
 from pallas_gpu.lockstep.assembly import parse
-from pallas_gpu.lockstep.engine import LANES
+from pallas_gpu.lockstep.engine import LANES, Groups
 from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync import mbarrier
 
 _COPY = re.compile(r"cp\.async\.(ca|cg)\.shared\.global")
@@ -56,24 +58,13 @@ class ThreadCopy:
         )
 
 
-class ThreadCopies:
-    """The copies of one thread: those since its last group, and its groups."""
-
-    def __init__(self) -> None:
-        self.open: list[ThreadCopy] = []
-        self.groups: list[list[ThreadCopy]] = []
-
-    def commit(self) -> None:
-        """`cp.async.commit_group`."""
-        self.groups.append(self.open)
-        self.open = []
+class ThreadCopies(Groups[ThreadCopy]):
+    """The copies of one thread."""
 
     def wait(self, pending: int) -> None:
         """`cp.async.wait_group`."""
-        older = self.groups[: max(len(self.groups) - pending, 0)]
-        for copy in (copy for group in older for copy in group):
+        for copy in itertools.chain(*self.take(pending)):
             copy.complete()
-        self.groups = self.groups[len(older) :]
 
     @property
     def all(self) -> list[ThreadCopy]:
@@ -90,6 +81,12 @@ def _active(strand: Any) -> list[int]:
     return [int(lane) for lane in np.flatnonzero(strand.active())]
 
 
+# In front of the mbarriers' unit, whose prefix is in one of the names.
+@assembles(
+    *("cp.async.ca", "cp.async.cg", "cp.async.commit_group", "cp.async.wait_group"),
+    "cp.async.mbarrier",
+    first=True,
+)
 def _unit(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
@@ -124,14 +121,6 @@ def _copy(inputs: list[int], statement: Any) -> Step:
     if (target, source) != ("[$0]", "[$1]"):
         raise NotModelled(f"operands {statement.operands}")
     inside = inputs[int(rest[0][1:])] if rest else None
-    guard = inputs[int(statement.guard[1:])] if statement.guard else None
-
-    def copy(strand: Any) -> None:
-        if guard is None:
-            start(strand)
-            return
-        with strand.where(values.forced(strand.env[guard])):
-            start(strand)
 
     def start(strand: Any) -> None:
         env = strand.env
@@ -149,7 +138,7 @@ def _copy(inputs: list[int], statement: Any) -> Step:
             made = ThreadCopy(strand, lane, size, count, to, found)
             _copies(strand, lane).open.append(made)
 
-    return copy
+    return guarded(inputs, statement, start)
 
 
 def _source(strand: Any, lane: int, place: int, count: int):
@@ -194,8 +183,3 @@ class _Arrival:
         for copy in self._copies:
             copy.complete()
         self._barrier.arrive(1, None)
-
-
-for _name in ("ca", "cg", "commit_group", "wait_group", "mbarrier"):
-    # In front of the mbarriers' unit, whose prefix is in one of the names.
-    ASSEMBLY.insert(0, AssemblyUnit(f"cp.async.{_name}", _unit))

@@ -24,7 +24,7 @@ from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 
 BYTES = 128
 _WORDS = BYTES // 8
@@ -84,6 +84,7 @@ def _threads(strand: Any) -> list[tuple[int, int]]:
     return [(int(strand.row_of_lane[i]), int(i) % LANES) for i in lanes]
 
 
+@assembles("tensormap.replace.")
 def _replace(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     if statement.opcode != "tensormap.replace.tile.global_address.global.b1024.b64":
@@ -106,6 +107,7 @@ def _replace(program: Program, op: ir.Operation, text: str) -> Step:
     return replace
 
 
+@assembles("fence.proxy.tensormap")
 def _fence(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     if statement.opcode == "fence.proxy.tensormap::generic.release.gpu":
@@ -138,12 +140,6 @@ def _release(strand: Any) -> None:
     for memory in strand.cta.cluster.launch.memories:
         for made in memory.descriptors.values():
             made.is_released |= made.maker in threads
-
-
-ASSEMBLY += [
-    AssemblyUnit("tensormap.replace.", _replace),
-    AssemblyUnit("fence.proxy.tensormap", _fence),
-]
 
 
 @runs("llvm.mlir.addressof")

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
 from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.assembly import dtype_of
 
 _EXTREMA = frozenset(["uint32", "int32", "uint64", "int64", "float16", "bfloat16"])
 _BITS = frozenset(["uint32", "int32", "uint64", "int64"])
@@ -24,18 +24,14 @@ TYPES: dict[str, frozenset[str]] = {
 }
 
 
-_NAMES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
-
-
 def of_bytes(operation: str, exact: bool, kind: str) -> np.dtype:
     """The element type of cp.reduce.async.bulk, which names it: `.add.noftz.f16`.
 
     Raises:
       PtxError: ptxas refuses it.
     """
-    name = (
-        _NAMES.get(kind) or {"u": "uint", "s": "int", "b": "uint"}[kind[0]] + kind[1:]
-    )
+    dtype = dtype_of(kind)
+    name = dtype.name
     by_bits = operation in ("and", "or", "xor")
     halves = name in ("float16", "bfloat16")
     fine = (kind[0] == "b" and kind != "bf16") == by_bits
@@ -43,7 +39,7 @@ def of_bytes(operation: str, exact: bool, kind: str) -> np.dtype:
     fine &= name in TYPES[operation] or (operation, name) == ("add", "float64")
     if not fine:
         raise PtxError(f"cp.reduce.async.bulk.{operation} of .{kind}")
-    return np.dtype(getattr(ml_dtypes, name, name))
+    return dtype
 
 
 def check(operation: str, dtype: np.dtype) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -16,11 +17,11 @@ from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.copies import reductions
 from pallas_gpu.lockstep.copies.descriptors import described
 from pallas_gpu.lockstep.copies.tensor_map import RowsMap, TensorMap, WindowsMap
-from pallas_gpu.lockstep.engine import OutOfBoundsError
+from pallas_gpu.lockstep.engine import Groups, OutOfBoundsError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync import mbarrier
 
 
@@ -83,6 +84,7 @@ _POLICIES = {"evict_normal": 0x51, "evict_first": 0x52, "evict_last": 0x53}
 _POLICY = re.compile(r"createpolicy\.fractional\.L2::(\w+)\.b64")
 
 
+@assembles("createpolicy.")
 def _create_policy(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     match = _POLICY.fullmatch(statement.opcode)
@@ -95,9 +97,6 @@ def _create_policy(program: Program, op: ir.Operation, text: str) -> Step:
         strand.env[out] = value
 
     return create
-
-
-ASSEMBLY.append(AssemblyUnit("createpolicy.", _create_policy))
 
 
 def check_policy(strand: Any, policy: int | None = None) -> None:
@@ -125,6 +124,7 @@ _LOAD = re.compile(
 )
 
 
+@assembles("cp.async.bulk.tensor.")
 def _load(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     match = _LOAD.fullmatch(statement.opcode)
@@ -171,14 +171,13 @@ def _load(program: Program, op: ir.Operation, text: str) -> Step:
     return guarded(inputs, statement, load)
 
 
-ASSEMBLY.append(AssemblyUnit("cp.async.bulk.tensor.", _load))
-
 _GATHER = (
     "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
     ".mbarrier::complete_tx::bytes"
 )
 
 
+@assembles(_GATHER, first=True)
 def _load_rows(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
@@ -198,7 +197,6 @@ def _load_rows(program: Program, op: ir.Operation, text: str) -> Step:
 
 
 # In front of the unit whose prefix is that of the names.
-ASSEMBLY.insert(0, AssemblyUnit(_GATHER, _load_rows))
 
 
 _IM2COL = {
@@ -208,6 +206,7 @@ _IM2COL = {
 }
 
 
+@assembles(*_IM2COL.values(), first=True)
 def _load_im2col(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
@@ -230,10 +229,6 @@ def _load_im2col(program: Program, op: ir.Operation, text: str) -> Step:
             strand.cta.cluster.launch.scheduler.in_flight.append(work)
 
     return guarded(inputs, statement, load)
-
-
-for _text in _IM2COL.values():
-    ASSEMBLY.insert(0, AssemblyUnit(_text, _load_im2col))
 
 
 class _LoadWork:
@@ -272,6 +267,7 @@ class _LoadWork:
 _PREFETCH = re.compile(r"cp\.async\.bulk\.prefetch\.tensor\.(\d)d\.L2\.global\.tile")
 
 
+@assembles("cp.async.bulk.prefetch.tensor.")
 def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
     """A hint: only its operands matter."""
     (statement,) = parse(text)
@@ -288,9 +284,7 @@ def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
     return prefetch
 
 
-ASSEMBLY.append(AssemblyUnit("cp.async.bulk.prefetch.tensor.", _prefetch))
-
-
+@assembles("prefetch.tensormap")
 def _prefetch_map(program: Program, op: ir.Operation, text: str) -> Step:
     """Fetches a tensor map: it has to be one (PTX ISA, prefetch.tensormap)."""
     (statement,) = parse(text)
@@ -308,29 +302,22 @@ def _prefetch_map(program: Program, op: ir.Operation, text: str) -> Step:
     return prefetch
 
 
-ASSEMBLY.append(AssemblyUnit("prefetch.tensormap", _prefetch_map))
-
-
 # --- SMEM to GMEM ---------------------------------------------------------------------
 
 
-class BulkGroups:
+class BulkGroups(Groups["StoreWork"]):
     """The bulk groups of one thread."""
-
-    def __init__(self) -> None:
-        self.open: list[_StoreWork] = []
-        self.groups: list[list[_StoreWork]] = []
-        self.committed = 0
 
     def wait(self, pending: int, read_only: bool) -> int:
         """Completes all but the newest groups; gives how many are complete then."""
-        older = self.groups[: max(len(self.groups) - pending, 0)]
-        for work in (w for group in older for w in group):
+        newer = self.groups
+        older = self.take(pending)
+        for work in itertools.chain(*older):
             work.read()
             if not read_only:
                 work.complete()
-        if not read_only:
-            self.groups = self.groups[len(older) :]
+        if read_only:
+            self.groups = newer
         return max(self.committed - pending, 0)
 
 
@@ -355,10 +342,15 @@ def _issue_store(
     def store(strand: Any) -> None:
         check_policy(strand, policy)
         for _, issue in _issues(strand, descriptor, coordinates, source, of_rows):
-            work = _StoreWork(issue, reduction)
-            groups = strand.cta.bulk.setdefault(issue.thread, BulkGroups())
-            work.epoch = groups.committed + 1
-            groups.open.append(work)
+            found = issue.tensor_map
+            if reduction:
+                reductions.check(reduction, found.dtype)
+            found.check_start(issue.start, store=True)
+            smem = found.in_smem(issue.address) - accesses.SMEM_BASE
+            StoreWork(
+                strand.cta, issue.row, issue.thread, smem, _in_gmem(issue),
+                "a tensor copy", (reduction, found.dtype) if reduction else None,
+            )  # fmt: skip
 
     return store
 
@@ -366,6 +358,7 @@ def _issue_store(
 _SCATTER = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
 
 
+@assembles(_SCATTER, first=True)
 def _store_rows(program: Program, op: ir.Operation, text: str) -> Step:
     inputs = program.inputs(op)
     if text != f"{_SCATTER} [$0, {{$2, $3, $4, $5, $6}}], [$1];" or len(inputs) != 7:
@@ -374,36 +367,43 @@ def _store_rows(program: Program, op: ir.Operation, text: str) -> Step:
     return _issue_store(descriptor, source, coordinates, "", of_rows=True)
 
 
-ASSEMBLY.insert(0, AssemblyUnit(_SCATTER, _store_rows))
+class StoreWork:
+    """A copy to GMEM in the bulk group of a thread; it may combine elements.
 
+    Args:
+      smem: the bytes that it reads.
+      target: the memory, the bytes in it, and to which of those read they correspond:
+        what lies outside of a tensor is dropped.
+      reduction: the operation and its element type.
+    """
 
-class _StoreWork:
-    """A copy of a box to GMEM; what lies outside of the tensor is dropped."""
-
-    def __init__(self, issue: _Issue, reduction: str) -> None:
-        self._issue = issue
-        self._reduction = reduction
-        if reduction:
-            reductions.check(reduction, issue.tensor_map.dtype)
+    def __init__(
+        self,
+        cta: Any,
+        row: int,
+        thread: int,
+        smem: np.ndarray,
+        target: tuple[Any, np.ndarray, Any],
+        what: str,
+        reduction: tuple[str, np.dtype] | None,
+    ) -> None:
+        self._cta, self._smem, self._reduction = cta, smem, reduction
+        self._memory, self._places, self._inside = target
+        rows = np.array([row])
+        cta.smem.begin_read(rows, smem.reshape(-1), what)
+        self._memory.check_visible(rows, self._places, f"{what} overwrites")
         self._data: np.ndarray | None = None
         self._done = False
-        self.epoch = 0
-        self._places = issue.tensor_map.in_smem(issue.address) - accesses.SMEM_BASE
-        self._smem = issue.strand.cta.smem
-        rows = np.array([issue.row])
-        self._smem.begin_read(rows, self._places.reshape(-1), "a tensor copy")
-        issue.tensor_map.check_start(issue.start, store=True)
-        memory, places, _ = _in_gmem(issue)
-        memory.check_visible(rows, places, "a tensor copy overwrites")
+        groups = cta.bulk.setdefault(thread, BulkGroups())
+        self._agent, self._epoch = ("bulk", cta.name, thread), groups.committed + 1
+        groups.open.append(self)
 
     def read(self) -> None:
         """Reads the SMEM."""
-        if self._data is not None:
-            return
-        self._data = self._smem.data[self._places]
-        clocks = self._issue.strand.cta.clocks
-        agent = clocks.agent(("bulk", self._issue.strand.cta.name, self._issue.thread))
-        self._smem.end_read(self._places.reshape(-1), agent, self.epoch)
+        if self._data is None:
+            self._data = self._cta.smem.data[self._smem]
+            agent = self._cta.clocks.agent(self._agent)
+            self._cta.smem.end_read(self._smem.reshape(-1), agent, self._epoch)
 
     def complete(self) -> None:
         """Writes the GMEM."""
@@ -412,17 +412,16 @@ class _StoreWork:
         self._done = True
         self.read()
         assert self._data is not None
-        tensor_map = self._issue.tensor_map
-        memory, places, inside = _in_gmem(self._issue)
-        data = self._data[inside]
-        if self._reduction:
+        data = self._data[self._inside]
+        if self._reduction is not None:
+            operation, dtype = self._reduction
             old, new = (
-                np.ascontiguousarray(x).view(tensor_map.dtype)
-                for x in (memory.data[places], data)
+                np.ascontiguousarray(x).view(dtype)
+                for x in (self._memory.data[self._places], data)
             )
-            result = reductions.apply(self._reduction, old, new)
-            data = np.ascontiguousarray(result).view(np.uint8).reshape(places.shape)
-        memory.data[places] = data
+            result = np.ascontiguousarray(reductions.apply(operation, old, new))
+            data = result.view(np.uint8).reshape(self._places.shape)
+        self._memory.data[self._places] = data
 
 
 @runs("nvvm.cp.async.bulk.commit.group")
@@ -431,9 +430,7 @@ def _commit(program: Program, op: ir.Operation) -> Step:
         for thread in strand.threads[strand.active()]:
             groups = strand.cta.bulk.get(int(thread))
             if groups is not None:
-                groups.groups.append(groups.open)
-                groups.open = []
-                groups.committed += 1
+                groups.commit()
 
     return commit
 
@@ -473,6 +470,7 @@ _REDUCE = re.compile(
 )
 
 
+@assembles("cp.reduce.")
 def _reduce(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     match = _REDUCE.fullmatch(statement.opcode)
@@ -486,6 +484,3 @@ def _reduce(program: Program, op: ir.Operation, text: str) -> Step:
     if len(coordinates) != int(match[1]):
         raise PtxError(f"{len(coordinates)} coordinates in {text}")
     return _issue_store(descriptor, source, coordinates, match[2], policy)
-
-
-ASSEMBLY.append(AssemblyUnit("cp.reduce.", _reduce))

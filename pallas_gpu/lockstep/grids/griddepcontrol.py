@@ -9,12 +9,13 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 
 # The agent that writes all of GMEM in the grids before the launch.
 EARLIER = "earlier grids"
 
 
+@assembles("griddepcontrol.")
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     match text:
         case "griddepcontrol.wait;":
@@ -28,6 +29,3 @@ def _wait(strand: Any) -> None:
     rows = strand.whole_warps("griddepcontrol.wait")
     clocks = strand.cta.clocks
     clocks.learn(rows, clocks.agent(EARLIER), 1)
-
-
-ASSEMBLY.append(AssemblyUnit("griddepcontrol.", _text))

@@ -17,7 +17,7 @@ from pallas_gpu.lockstep import accesses, values
 from pallas_gpu.lockstep.assembly import Statement, parse
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync import mbarrier
 
 _BYTES = 16
@@ -35,28 +35,27 @@ class _Request:
     def __init__(self, strand: Any, row: int, place: int, barrier: int, everywhere):
         cluster = strand.cta.cluster
         self._launch = cluster.launch
-        self._targets = cluster.ctas if everywhere else [strand.cta]
-        self._barriers = [mbarrier.find(cta, barrier) for cta in self._targets]
+        targets = cluster.ctas if everywhere else [strand.cta]
+        self._barriers = [mbarrier.find(cta, barrier) for cta in targets]
         if place % _BYTES:
             raise PtxError(f"an answer at {place:#x} is not aligned to 16 bytes")
         self._places = place - accesses.SMEM_BASE + np.arange(_BYTES)
-        if any(cta.refused for cta in self._targets):
+        if any(cta.refused for cta in targets):
             raise PtxError("try_cancel after an answer without a cluster")
-        for cta, target in zip(self._targets, self._barriers, strict=True):
+        for target in self._barriers:
             target.check_known(row, "a request")
-            cta.smem.begin_write(row, self._places, "the answer to try_cancel")
+            target.cta.smem.begin_write(row, self._places, "the answer to try_cancel")
 
     def complete(self) -> None:
         """The answer arrives in every block."""
         first = self._launch.cancel()
         words = [0, 0, 0, 0] if first is None else [1, *first]
         data = np.array(words, np.uint32).view(np.uint8)
-        for cta, barrier in zip(self._targets, self._barriers, strict=True):
-            agent, epoch = cta.clocks.agent(barrier.agent_key), barrier.phase + 1
-            cta.smem.end_write(self._places, data, agent, epoch)
-            barrier.complete_tx(_BYTES, agent, epoch)
+        for barrier in self._barriers:
+            barrier.receive(self._places, data)
 
 
+@assembles(_CANCEL, first=True)
 def _cancel(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     everywhere = statement.opcode.endswith(f"{_MULTICAST}.b128")
@@ -80,6 +79,7 @@ def _cancel(program: Program, op: ir.Operation, text: str) -> Step:
     return cancel
 
 
+@assembles(_QUERY, first=True)
 def _decode(program: Program, op: ir.Operation, text: str) -> Step:
     """`ld.shared.b128`, then what it says in registers, in the order of the text."""
     load, *rest = parse(text)
@@ -130,7 +130,3 @@ def _execute(statement: Statement, registers, answer: np.ndarray, strand: Any) -
     if where is not None:
         value = np.where(where, value, registers[target])
     registers[target] = value
-
-
-ASSEMBLY.insert(0, AssemblyUnit(_CANCEL, _cancel))
-ASSEMBLY.insert(0, AssemblyUnit(_QUERY, _decode))

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -18,11 +17,12 @@ from pallas_gpu.lockstep.accesses import (
     cluster_address,
     shared_of_cluster,
 )
-from pallas_gpu.lockstep.assembly import parse
+from pallas_gpu.lockstep.assembly import dtype_of, parse
 from pallas_gpu.lockstep.engine import LANES, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.predication import predicated
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 
 _STORE = "st.shared::cluster.b32"
 # PTX ISA, Parallel Synchronization: red, atom: the types of each operation. `red` does
@@ -53,16 +53,7 @@ _SCOPES = (
 _ORDERS = ("relaxed", "release", "acquire", "acq_rel")
 # Of float32 in GMEM: the type, and how many adjacent elements one `red` adds to.
 _VECTORS = {"v2.f32": 2, "v4.f32": 4}
-_KINDS = {"u": "u", "s": "i", "f": "f", "b": "u"}
 _SMALLEST = np.finfo(np.float32).tiny
-
-
-def _kind(type_: str) -> np.dtype:
-    if type_.startswith("noftz.bf16"):
-        return np.dtype(ml_dtypes.bfloat16)
-    type_ = type_.removesuffix("x2")
-    letter, bits = type_.removeprefix("noftz.")[0], type_.removeprefix("noftz.")[1:]
-    return np.dtype(f"{_KINDS[letter]}{int(bits) // 8}")
 
 
 def _flushed(x: Any) -> Any:
@@ -90,6 +81,7 @@ def _new(operation: str, space: str, old: Any, values: list[Any]) -> Any:
             return values[1] if old == values[0] else old
 
 
+@assembles(*(f"atom.{x}." for x in _ORDERS), *(f"red.{x}." for x in _ORDERS[:2]))
 def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     """PTX ISA, red and atom: the updates of the threads are one by one."""
     (statement,) = parse(text)
@@ -119,17 +111,10 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
         or (not returns and operation in ("exch", "cas"))
     ):
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
-    kind = _kind(type_)
+    kind = dtype_of(type_)
     # Each half, or element, is updated at once, not all of them together.
     size = kind.itemsize * (2 if type_.endswith("x2") else count)
     out = program.outputs(op)[0] if returns else None
-
-    def guarded(strand: Any) -> None:
-        if predicate is None:
-            update(strand)
-            return
-        with strand.where(values.forced(strand.env[predicate])):
-            update(strand)
 
     def update(strand: Any) -> None:
         lanes = np.flatnonzero(strand.active())
@@ -167,7 +152,8 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     # Relaxed ones may poll for what another device stores.
     waits = order in ("acquire", "acq_rel") or scope == "sys"
     reads = returns and waits and space == "global"
-    return _polled(program, guarded) if reads else guarded
+    step = predicated(predicate, update)
+    return _polled(program, step) if reads else step
 
 
 def _polled(program: Program, step: Step) -> Step:
@@ -231,6 +217,7 @@ def _memory(strand: Any, space: str, addresses: np.ndarray) -> tuple[Any, np.nda
     return strand.cta.cluster.launch.buffer(int(numbers[0])), offsets
 
 
+@assembles(f"{_STORE} [$0], $1;")
 def _store_remote(program: Program, op: ir.Operation, text: str) -> Step:
     """PTX ISA, st: to an address in the window of the cluster's SMEM."""
     (statement,) = parse(text)
@@ -256,10 +243,3 @@ def _store_remote(program: Program, op: ir.Operation, text: str) -> Step:
         cta.smem.store(strand, places, raw)
 
     return store
-
-
-for _order in _ORDERS:
-    ASSEMBLY.append(AssemblyUnit(f"atom.{_order}.", _atomic))
-for _order in _ORDERS[:2]:
-    ASSEMBLY.append(AssemblyUnit(f"red.{_order}.", _atomic))
-ASSEMBLY.append(AssemblyUnit(f"{_STORE} [$0], $1;", _store_remote))

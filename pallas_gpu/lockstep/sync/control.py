@@ -17,8 +17,8 @@ from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.clocks import join
 from pallas_gpu.lockstep.engine import LANES, LivelockError, SplitWarps, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
-from pallas_gpu.lockstep.program import Block, Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.program import Block, Program, Step, runs, without_waits
+from pallas_gpu.lockstep.registers import assembles
 
 # Of a loop without a known end; more would take minutes.
 _MOST_TRIPS = 100_000
@@ -68,16 +68,7 @@ def _if(program: Program, op: ir.Operation) -> Step:
             wide = chosen[:, None] if yes.ndim == 2 else chosen
             env[slot] = np.where(wide, yes, no)
 
-    def plain(strand: Any) -> None:
-        taken, outer = [], strand.mask
-        for side, mask, first in masks(strand):
-            strand.mask = outer if mask is None else mask
-            side.run(strand)
-            taken.append((first, side.values(strand)))
-        strand.mask = outer
-        merge(strand, taken)
-
-    def blocking(strand: Any) -> Iterator[Wait]:
+    def run(strand: Any) -> Iterator[Wait]:
         taken, outer = [], strand.mask
         for side, mask, first in masks(strand):
             strand.mask = outer if mask is None else mask
@@ -86,7 +77,7 @@ def _if(program: Program, op: ir.Operation) -> Step:
         strand.mask = outer
         merge(strand, taken)
 
-    return blocking if blocks else plain
+    return run if blocks else without_waits(run)
 
 
 @runs("scf.for")
@@ -100,33 +91,18 @@ def _for(program: Program, op: ir.Operation) -> Step:
         numbers = (strand.env[i] for i in (start, stop, step))
         return range(*(strand.uniform(values.signed(x)) for x in numbers))
 
-    def enter(strand: Any, i: int, carry: list[Any]) -> None:
-        env = strand.env
-        env[counter] = np.array([i], kind)
-        for slot, value in zip(arguments, carry, strict=True):
-            env[slot] = value
-
-    def leave(strand: Any, carry: list[Any]) -> None:
-        for slot, value in zip(out, carry, strict=True):
-            strand.env[slot] = value
-
-    def plain(strand: Any) -> None:
-        carry = [strand.env[i] for i in carried]
+    def run(strand: Any) -> Iterator[Wait]:
+        env, carry = strand.env, [strand.env[i] for i in carried]
         for i in bounds(strand):
-            enter(strand, i, carry)
-            body.run(strand)
-            carry = body.values(strand)
-        leave(strand, carry)
-
-    def blocking(strand: Any) -> Iterator[Wait]:
-        carry = [strand.env[i] for i in carried]
-        for i in bounds(strand):
-            enter(strand, i, carry)
+            env[counter] = np.array([i], kind)
+            for slot, value in zip(arguments, carry, strict=True):
+                env[slot] = value
             yield from body.run_blocking(strand)
             carry = body.values(strand)
-        leave(strand, carry)
+        for slot, value in zip(out, carry, strict=True):
+            env[slot] = value
 
-    return blocking if body.blocks else plain
+    return run if body.blocks else without_waits(run)
 
 
 @runs("scf.while")
@@ -154,11 +130,7 @@ def _while(program: Program, op: ir.Operation) -> Step:
         for slot, value in zip(out, passed, strict=True):
             strand.env[slot] = value
 
-    def plain(strand: Any) -> None:
-        for _ in run(strand):
-            raise AssertionError("a loop without waits has waited")
-
-    return run if before.blocks or after.blocks else plain
+    return run if before.blocks or after.blocks else without_waits(run)
 
 
 # --- special registers ----------------------------------------------------------------
@@ -315,6 +287,7 @@ def _barrier(program: Program, op: ir.Operation) -> Step:
     return barrier
 
 
+@assembles("bar.sync")
 def _bar_sync(program: Program, op: ir.Operation, text: str) -> Step:
     """`bar.sync a, b;`: PTX ISA, the same as `barrier.sync.aligned`."""
     (statement,) = parse(text)
@@ -330,9 +303,6 @@ def _bar_sync(program: Program, op: ir.Operation, text: str) -> Step:
         yield from meet(strand, name, expected, "bar.sync")
 
     return barrier
-
-
-ASSEMBLY.append(AssemblyUnit("bar.sync", _bar_sync))
 
 
 @runs("nvvm.barrier.arrive")
@@ -448,6 +418,7 @@ def _fence_proxy(program: Program, op: ir.Operation) -> Step:
     return fence
 
 
+@assembles("nanosleep")
 def _nanosleep(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     if statement.opcode != "nanosleep.u32" or statement.operands != ("$0",):
@@ -460,9 +431,6 @@ def _nanosleep(program: Program, op: ir.Operation, text: str) -> Step:
         yield Wait(lambda: True, lambda: "nothing")
 
     return sleep
-
-
-ASSEMBLY.append(AssemblyUnit("nanosleep", _nanosleep))
 
 
 @runs("llvm.intr.trap")

@@ -18,7 +18,7 @@ from pallas_gpu.lockstep.engine import LANES, BarrierError, Poll, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 
 _LIMIT = 1 << 20  # of pending arrivals, and of tx-count either way
 
@@ -79,6 +79,12 @@ class Mbarrier:
         clock[agent] = epoch
         self.clock = join(self.clock, clock)
         self._test()
+
+    def receive(self, places: np.ndarray, data: np.ndarray, **how: bool) -> None:
+        """Bytes arrive in the SMEM of the block, and count."""
+        agent, epoch = self.cta.clocks.agent(self.agent_key), self.phase + 1
+        self.cta.smem.end_write(places, data, agent, epoch, **how)
+        self.complete_tx(places.size, agent, epoch)
 
     @property
     def agent_key(self) -> tuple[str, int, int]:
@@ -224,6 +230,7 @@ _TEST_WAIT = (
 _EXPECT_TX = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64"
 
 
+@assembles("mbarrier.")
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     statements = parse(text)
     inputs = program.inputs(op)
@@ -315,6 +322,3 @@ def _slot(inputs: list[int], operand: str | tuple[str, ...]) -> int:
     """The slot of `$n` or `[$n]`."""
     assert isinstance(operand, str)
     return inputs[int(operand.strip("[]").removeprefix("$"))]
-
-
-ASSEMBLY.append(AssemblyUnit("mbarrier.", _text))

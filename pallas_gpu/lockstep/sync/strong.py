@@ -18,12 +18,12 @@ from jaxlib.mlir import ir
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.accesses import BUFFER_SHIFT
-from pallas_gpu.lockstep.assembly import Statement, parse
+from pallas_gpu.lockstep.assembly import Statement, dtype_of, parse
 from pallas_gpu.lockstep.engine import LANES, Wait
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
-from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.program import Program, Step, without_waits
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync.atomics import require_scope
 
 _ACCESS = re.compile(
@@ -32,7 +32,6 @@ _ACCESS = re.compile(
 )
 _FENCE = re.compile(r"fence\.acq_rel\.(gpu|sys)")
 _COMPARE = {"lt": np.less, "ge": np.greater_equal, "ne": np.not_equal, "eq": np.equal}
-_KINDS = {"s": np.dtype(np.int32), "u": np.dtype(np.uint32), "b": np.dtype(np.uint32)}
 
 
 class _Thread:
@@ -77,7 +76,7 @@ class _Thread:
 
     def _word(self, name: Any, kind: str = "u32") -> Any:
         word = np.asarray(self.registers[name])
-        return word if word.dtype == bool else word.view(_KINDS[kind[0]])
+        return word if word.dtype == bool else word.view(dtype_of(kind))
 
     def _access(self, form: re.Match[str], operands: Any) -> None:
         name, order, scope, operation, _ = form.groups()
@@ -123,6 +122,12 @@ class _Thread:
         memory.release(offset, known)
 
 
+# Before the unit of atomic operations, which does not know of loops and of fences.
+@assembles(
+    *("ld.acquire.", "ld.relaxed.", "fence.acq_rel."),
+    "red.relaxed.sys.global.add.u32 [",
+    first=True,
+)
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     statements = parse(text)
     inputs = program.inputs(op)
@@ -158,9 +163,7 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
         if results:
             strand.env[results[0]] = out
 
-    def run_once(strand: Any) -> None:
-        for _ in run(strand):
-            raise AssertionError("a text without a branch does not wait")
+    run_once = without_waits(run)
 
     def read(strand: Any) -> Iterator[Wait]:
         run_once(strand)
@@ -183,13 +186,3 @@ def _until_changed(memory: Memory, offset: int, word: np.uint32) -> Wait:
         lambda: now() != word,
         lambda: f"byte {offset} of {memory.name}, {now()}, to change",
     )
-
-
-# Before the unit of atomic operations, which does not know of loops and of fences.
-ASSEMBLY[:0] = [
-    AssemblyUnit(prefix, _text)
-    for prefix in (
-        *("ld.acquire.", "ld.relaxed.", "fence.acq_rel."),
-        "red.relaxed.sys.global.add.u32 [",
-    )
-]

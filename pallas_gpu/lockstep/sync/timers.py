@@ -18,7 +18,7 @@ from pallas_gpu.lockstep.accesses import memory_of, places_of
 from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 
 
 def _ticks(strand: Any) -> int:
@@ -35,6 +35,7 @@ _READ: dict[str, Callable[[Any], int]] = {
 }
 
 
+@assembles("%globaltimer", "%clock64", "%smid")
 def _read(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     bits = {"mov.u32": 32, "mov.u64": 64}.get(statement.opcode)
@@ -53,6 +54,7 @@ def _read(program: Program, op: ir.Operation, text: str) -> Step:
 _MARKS = {"st.shared.v2.b32": 3, "st.global.v2.b32": 1}  # with their address spaces
 
 
+@assembles(*(f"@$2 {name} " for name in _MARKS), first=True)
 def _mark(program: Program, op: ir.Operation, text: str) -> Step:
     """A store of a word and the clock, by the threads in which a predicate holds."""
     clock, store = parse(text)
@@ -81,9 +83,3 @@ def _mark(program: Program, op: ir.Operation, text: str) -> Step:
             memory.store(strand, places_of(where, 8), data.view(np.uint8))
 
     return mark
-
-
-for _name in _MARKS:
-    ASSEMBLY.insert(0, AssemblyUnit(f"@$2 {_name} ", _mark))
-for _name in ("%globaltimer", "%clock64", "%smid"):
-    ASSEMBLY.append(AssemblyUnit(_name, _read))

@@ -20,7 +20,7 @@ from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.tensor_cores import matrices
 
 # Kinds of A and B, K of the instruction, kind of C and D.
@@ -69,6 +69,7 @@ def _matrix(
     return result
 
 
+@assembles("mma.sync.")
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     """The step of a text that is one mma.sync."""
     (statement,) = parse(text)
@@ -109,6 +110,3 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
         strand.env[out] = tuple(np.ascontiguousarray(result[:, i]) for i in range(4))
 
     return run
-
-
-ASSEMBLY.append(AssemblyUnit("mma.sync.", _text))

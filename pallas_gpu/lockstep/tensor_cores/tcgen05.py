@@ -21,9 +21,14 @@ from pallas_gpu.lockstep import accesses, values
 from pallas_gpu.lockstep.assembly import Statement, parse
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.sync import mbarrier
-from pallas_gpu.lockstep.tensor_cores import descriptors, tensor_copies, tmem
+from pallas_gpu.lockstep.tensor_cores import (
+    descriptors,
+    matrices,
+    tensor_copies,
+    tmem,
+)
 from pallas_gpu.lockstep.tensor_cores.descriptors import Instruction, smem_places
 from pallas_gpu.lockstep.tensor_cores.sparse_rows import SparseRows
 from pallas_gpu.lockstep.tensor_cores.tensor_copies import (
@@ -188,10 +193,10 @@ class Product:
             return x * np.repeat(held, spec.k // held.shape[1], axis=1)
 
         rights = np.concatenate([part.right(spec) for part in self._parts])
-        right = _exact(rights, spec).astype(wide)
+        right = matrices.exact(rights, spec.kind).astype(wide)
         each = zip(self._parts, self._scales, self._sparse, strict=True)
         for part, scales, sparse in each:
-            a, b = _exact(part.left(spec), spec).astype(wide), right
+            a, b = matrices.exact(part.left(spec), spec.kind).astype(wide), right
             if sparse is not None:
                 a = sparse.complete(agent, epoch, a)
             if scales:
@@ -230,14 +235,6 @@ def _operand_places(
     k = (spec.a_k, spec.k)[side] * descriptors.bits(dtype) // (8 * dtype.itemsize)
     places = smem_places(word, rows, k, dtype.itemsize, spec.transposed[side])
     return places, np.unique(places)
-
-
-def _exact(x: np.ndarray, spec: Instruction) -> np.ndarray:
-    """What the tensor core reads: of tf32 the low 13 bits are cut."""
-    if spec.kind != "tf32":
-        return x
-    cut = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)
-    return cut.view(np.float32)
 
 
 def _numbers(words: np.ndarray, kind: np.dtype) -> np.ndarray:
@@ -366,6 +363,7 @@ _MMA = re.compile(
 )
 
 
+@assembles("tcgen05.")
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     if text.startswith(("tcgen05.ld", "tcgen05.st")):
         return tmem.transfer(program, op, text)
@@ -448,6 +446,3 @@ def _execute(
             registers[target] = int(left == right)
         case _:
             raise NotModelled(f"{s.opcode} in inline assembly")
-
-
-ASSEMBLY.append(AssemblyUnit("tcgen05.", _text))

@@ -326,16 +326,6 @@ def _dealloc(program: Program, op: ir.Operation) -> Step:
     return dealloc
 
 
-@runs("llvm.inttoptr")
-def _inttoptr(program: Program, op: ir.Operation) -> Step:
-    (source,), (out,) = program.inputs(op), program.outputs(op)
-
-    def convert(strand: Any) -> None:
-        strand.env[out] = values.forced(strand.env[source]).astype(np.int64)
-
-    return convert
-
-
 # --- ordering -------------------------------------------------------------------------
 
 

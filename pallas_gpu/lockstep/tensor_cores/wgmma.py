@@ -18,10 +18,10 @@ from jaxlib.mlir import ir
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.assembly import Statement, parse
-from pallas_gpu.lockstep.engine import RaceError
+from pallas_gpu.lockstep.engine import Groups, RaceError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.registers import assembles
 from pallas_gpu.lockstep.tensor_cores import matrices
 
 _GROUP_WARPS = 4
@@ -200,31 +200,28 @@ class _Register(values.Lazy):
         self.index = index
 
 
-class Groups:
+class ProductGroups(Groups[Product]):
     """The wgmma groups of a strand."""
 
-    def __init__(self) -> None:
-        self.fenced = False
-        self.open: list[Product] = []
-        self.groups: list[list[Product]] = []
-        self.completed = 0
+    fenced = False
+    completed = 0
 
     def wait(self, strand: Any, pending: int) -> None:
         """Completes all groups but the newest ones."""
         self.fenced = False
         clocks = strand.cta.clocks
         agent = clocks.agent(("wgmma", strand.cta.name, strand.warps))
-        while len(self.groups) > pending:
+        for group in self.take(pending):
             self.completed += 1
-            for product in self.groups.pop(0):
+            for product in group:
                 product.complete(agent, self.completed)
         clocks.learn(strand.rows, agent, self.completed)
 
 
-def groups_of(strand: Any) -> Groups:
+def groups_of(strand: Any) -> ProductGroups:
     """The groups of a strand."""
     if strand.wgmma is None:
-        strand.wgmma = Groups()
+        strand.wgmma = ProductGroups()
     return strand.wgmma
 
 
@@ -262,6 +259,7 @@ _MMA = re.compile(
 _Run = Callable[[Any, dict[str, Any]], None]  # of the strand and the registers
 
 
+@assembles("wgmma.")
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     """The step of a text with wgmma in it, statement by statement."""
     constraints = ir.StringAttr(op.attributes["constraints"]).value.split(",")
@@ -336,9 +334,7 @@ def _fence(strand: Any, registers: dict[str, Any]) -> None:
 
 def _commit(strand: Any, registers: dict[str, Any]) -> None:
     _aligned(strand, "wgmma.commit_group")
-    groups = groups_of(strand)
-    groups.groups.append(groups.open)
-    groups.open = []
+    groups_of(strand).commit()
 
 
 def _mma(s: Statement, match: re.Match[str], kinds: list[np.dtype]) -> _Run:
@@ -372,6 +368,3 @@ def _mma(s: Statement, match: re.Match[str], kinds: list[np.dtype]) -> _Run:
             registers[name] = _Register(product, i, kinds[int(name[1:])])
 
     return run
-
-
-ASSEMBLY.append(AssemblyUnit("wgmma.", _text))
