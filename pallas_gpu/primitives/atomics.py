@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -192,173 +193,76 @@ def atomic_add(
     return _bind("atomic_add", ref, {"value": val}, mask, sem, scope)
 
 
-@_PART
-def atomic_max(
-    ref: types.Ref,
-    val: Any,
-    *,
-    mask: Any = None,
-    sem: Order = "relaxed",
-    scope: Scope = None,
-    optimized: bool = True,
-) -> jax.Array:
-    """Replaces elements of a reference by the larger of them and a value, at once.
+def _update[T: Callable[..., Any]](
+    like: T, name: str, instruction: str, does: str, elements: str, more: str = ""
+) -> T:
+    """Returns another update with the parameters of `atomic_add`."""
 
-    PTX: red.max or atom.max, relaxed by default, for each element. Since: sm_90.
+    def update(
+        ref: types.Ref,
+        val: Any,
+        *,
+        mask: Any = None,
+        sem: Order = "relaxed",
+        scope: Scope = None,
+        optimized: bool = True,
+    ) -> jax.Array:
+        return _bind(name, ref, {"value": val}, mask, sem, scope)
 
-    Issued and complete as `atomic_add`.
+    update.__name__ = update.__qualname__ = name
+    update.__doc__ = f"""{does}, at once.
+
+    PTX: red.{instruction} or atom.{instruction}, relaxed by default, for each element.
+    Since: sm_90.
+
+    Issued and complete as `atomic_add`.{more}
 
     Args:
-      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+      ref: SMEM or GMEM reference, or a part of one, of {elements}
+      val: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
+      optimized: a hint, as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
+    """
+    made: Any = _PART(update)
+    return made
+
+
+_OF_INTEGERS = "int32, uint32, int64 or uint64."
+_OF_NUMBERS = """int32, uint32, int64, uint64,
         float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
-        `val` is the largest, and a NaN in memory is so unless its sign bit is set.
-      val: as of `atomic_add`.
-      mask, sem, scope: as of `atomic_add`.
-      optimized: a hint, as of `atomic_add`.
-
-    Returns:
-      The old elements; zeros where the mask is False. Not loaded unless they are used.
-
-    Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
-        `atomic_add`.
-    """
-    return _bind("atomic_max", ref, {"value": val}, mask, sem, scope)
-
-
-@_PART
-def atomic_min(
-    ref: types.Ref,
-    val: Any,
-    *,
-    mask: Any = None,
-    sem: Order = "relaxed",
-    scope: Scope = None,
-    optimized: bool = True,
-) -> jax.Array:
-    """Replaces elements of a reference by the smaller of them and a value, at once.
-
-    PTX: red.min or atom.min, relaxed by default, for each element. Since: sm_90.
-
-    Issued and complete as `atomic_add`.
-
-    Args:
-      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
-        float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
-        `val` is the smallest, and a NaN in memory is so only if its sign bit is set.
-      val: as of `atomic_add`.
-      mask, sem, scope: as of `atomic_add`.
-      optimized: a hint, as of `atomic_add`.
-
-    Returns:
-      The old elements; zeros where the mask is False. Not loaded unless they are used.
-
-    Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
-        `atomic_add`.
-    """
-    return _bind("atomic_min", ref, {"value": val}, mask, sem, scope)
-
-
-@_PART
-def atomic_and(
-    ref: types.Ref,
-    val: Any,
-    *,
-    mask: Any = None,
-    sem: Order = "relaxed",
-    scope: Scope = None,
-    optimized: bool = True,
-) -> jax.Array:
-    """Replaces elements of a reference by their bitwise AND with a value, at once.
-
-    PTX: red.and or atom.and, relaxed by default, for each element. Since: sm_90.
-
-    Issued and complete as `atomic_add`.
-
-    Args:
-      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
-        uint64.
-      val: as of `atomic_add`.
-      mask, sem, scope: as of `atomic_add`.
-      optimized: a hint, as of `atomic_add`.
-
-    Returns:
-      The old elements; zeros where the mask is False. Not loaded unless they are used.
-
-    Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
-        `atomic_add`.
-    """
-    return _bind("atomic_and", ref, {"value": val}, mask, sem, scope)
-
-
-@_PART
-def atomic_or(
-    ref: types.Ref,
-    val: Any,
-    *,
-    mask: Any = None,
-    sem: Order = "relaxed",
-    scope: Scope = None,
-    optimized: bool = True,
-) -> jax.Array:
-    """Replaces elements of a reference by their bitwise OR with a value, at once.
-
-    PTX: red.or or atom.or, relaxed by default, for each element. Since: sm_90.
-
-    Issued and complete as `atomic_add`. A static 0 is how to read what others update
+        `val` is the {}, and a NaN in memory is so {}."""
+atomic_max = _update(
+    atomic_add, "atomic_max", "max",
+    "Replaces elements of a reference by the larger of them and a value",
+    _OF_NUMBERS.format("largest", "unless its sign bit is set"),
+)  # fmt: skip
+atomic_min = _update(
+    atomic_add, "atomic_min", "min",
+    "Replaces elements of a reference by the smaller of them and a value",
+    _OF_NUMBERS.format("smallest", "only if its sign bit is set"),
+)  # fmt: skip
+atomic_and = _update(
+    atomic_add, "atomic_and", "and",
+    "Replaces elements of a reference by their bitwise AND with a value", _OF_INTEGERS,
+)  # fmt: skip
+atomic_or = _update(
+    atomic_add, "atomic_or", "or",
+    "Replaces elements of a reference by their bitwise OR with a value", _OF_INTEGERS,
+    """ A static 0 is how to read what others update
     meanwhile: of 32 bits in GMEM, relaxed or acquired, it is a load, ld.relaxed or
-    ld.acquire.
-
-    Args:
-      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
-        uint64.
-      val: as of `atomic_add`.
-      mask, sem, scope: as of `atomic_add`.
-      optimized: a hint, as of `atomic_add`.
-
-    Returns:
-      The old elements; zeros where the mask is False. Not loaded unless they are used.
-
-    Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
-        `atomic_add`.
-    """
-    return _bind("atomic_or", ref, {"value": val}, mask, sem, scope)
-
-
-@_PART
-def atomic_xor(
-    ref: types.Ref,
-    val: Any,
-    *,
-    mask: Any = None,
-    sem: Order = "relaxed",
-    scope: Scope = None,
-    optimized: bool = True,
-) -> jax.Array:
-    """Replaces elements of a reference by their bitwise XOR with a value, at once.
-
-    PTX: red.xor or atom.xor, relaxed by default, for each element. Since: sm_90.
-
-    Issued and complete as `atomic_add`.
-
-    Args:
-      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
-        uint64.
-      val: as of `atomic_add`.
-      mask, sem, scope: as of `atomic_add`.
-      optimized: a hint, as of `atomic_add`.
-
-    Returns:
-      The old elements; zeros where the mask is False. Not loaded unless they are used.
-
-    Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
-        `atomic_add`.
-    """
-    return _bind("atomic_xor", ref, {"value": val}, mask, sem, scope)
+    ld.acquire.""",
+)  # fmt: skip
+atomic_xor = _update(
+    atomic_add, "atomic_xor", "xor",
+    "Replaces elements of a reference by their bitwise XOR with a value", _OF_INTEGERS,
+)  # fmt: skip
 
 
 @_PART

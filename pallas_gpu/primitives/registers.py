@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
 import jax
@@ -438,44 +438,25 @@ def max(
     return _reduced(jax.lax.reduce_max, "max", x, axis, keepdims)
 
 
-@expect.arguments()
-def min(
-    x: value_rules.Array,
-    axis: int | Sequence[int] | None = None,
-    keepdims: bool = False,
-    *,
-    accumulator_ilp: Accumulators = None,
-) -> jax.Array:
-    """Returns the smallest elements along axes.
+def _reduction[T: Callable[..., Any]](
+    like: T, name: str, does: str, ptx: str, also: str = ""
+) -> T:
+    """Returns another reduction with the parameters of `max`."""
+    reduce = getattr(jax.lax, f"reduce_{name}")
 
-    PTX: min, and the rest as `max`. Since: sm_90.
+    def reduction(
+        x: value_rules.Array,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        *,
+        accumulator_ilp: Accumulators = None,
+    ) -> jax.Array:
+        return _reduced(reduce, name, x, axis, keepdims)
 
-    Issued as `max`.
+    reduction.__name__ = reduction.__qualname__ = name
+    reduction.__doc__ = f"""Returns the {does}.
 
-    Args:
-      x, axis, keepdims: as of `max`.
-      accumulator_ilp: a hint, as of `max`.
-
-    Returns:
-      An array of the element type of `x`.
-
-    Raises:
-      ArgumentError, DTypeError: as `max`.
-    """
-    return _reduced(jax.lax.reduce_min, "min", x, axis, keepdims)
-
-
-@expect.arguments()
-def sum(
-    x: value_rules.Array,
-    axis: int | Sequence[int] | None = None,
-    keepdims: bool = False,
-    *,
-    accumulator_ilp: Accumulators = None,
-) -> jax.Array:
-    """Returns the sums of elements along axes; narrow integers wrap.
-
-    PTX: add, and the rest as `max`. Since: sm_90.
+    PTX: {ptx}, and the rest as `max`. Since: sm_90.
 
     Issued as `max`.
 
@@ -484,39 +465,25 @@ def sum(
       accumulator_ilp: a hint, as of `max`.
 
     Returns:
-      An array of the element type of `x`, also where `jnp.sum` has a wider one.
+      An array of the element type of `x`{also}.
 
     Raises:
       ArgumentError, DTypeError: as `max`.
     """
-    return _reduced(jax.lax.reduce_sum, "sum", x, axis, keepdims)
+    made: Any = expect.arguments()(reduction)
+    return made
 
 
-@expect.arguments()
-def prod(
-    x: value_rules.Array,
-    axis: int | Sequence[int] | None = None,
-    keepdims: bool = False,
-    *,
-    accumulator_ilp: Accumulators = None,
-) -> jax.Array:
-    """Returns the products of elements along axes; narrow integers wrap.
-
-    PTX: mul, and the rest as `max`. Since: sm_90.
-
-    Issued as `max`.
-
-    Args:
-      x, axis, keepdims: as of `max`.
-      accumulator_ilp: a hint, as of `max`.
-
-    Returns:
-      An array of the element type of `x`, also where `jnp.prod` has a wider one.
-
-    Raises:
-      ArgumentError, DTypeError: as `max`.
-    """
-    return _reduced(jax.lax.reduce_prod, "prod", x, axis, keepdims)
+_NARROW = ", also where `jnp.{}` has a wider one"
+min = _reduction(max, "min", "smallest elements along axes", "min")
+sum = _reduction(
+    max, "sum", "sums of elements along axes; narrow integers wrap", "add",
+    _NARROW.format("sum"),
+)  # fmt: skip
+prod = _reduction(
+    max, "prod", "products of elements along axes; narrow integers wrap", "mul",
+    _NARROW.format("prod"),
+)  # fmt: skip
 
 
 def _reduced(reduce: Any, who: str, x: Any, axis: Any, keepdims: bool) -> jax.Array:
