@@ -62,12 +62,24 @@ class LoadStream(Stream):
             self.issue()
             self.close_group()
 
-    def complete_nothing(self, wg: Warpgroup, barrier: Barrier | None) -> None:
-        """A skipped copy still arrives, or is an empty group."""
+    @classmethod
+    def begin(
+        cls, wg: Warpgroup, operands: dict[str, Any]
+    ) -> tuple[LoadStream, Barrier | None] | None:
+        """Returns the stream of a copy, and the barrier that tracks it if one does.
+
+        A skipped copy still arrives, or is an empty group; None then.
+        """
+        tracked = operands["barrier"] is not None
+        barrier = barrier_of(operands["barrier"]) if tracked else None
+        stream = cls.of(wg)
+        if not skipped(operands):
+            return stream, barrier
         if barrier is not None:
             barrier.arrive(wg.release(), wg.location)
         else:
-            self.close_group()
+            stream.close_group()
+        return None
 
 
 _LOADS: Key[Thread, LoadStream] = Key("copies to SMEM", LoadStream)
@@ -75,17 +87,16 @@ _LOADS: Key[Thread, LoadStream] = Key("copies to SMEM", LoadStream)
 
 @dataclasses.dataclass(slots=True)
 class Load:
-    """A copy to SMEM that has been issued.
+    """Parts of an array on their way to SMEM; each `advance` brings half of them.
 
     Attributes:
-      src, dst: from where, and to where.
-      barrier: on which it completes; None: in a group of the stream.
+      parts: source and destination of each that has not arrived.
+      barrier: on which they complete; None: in a group of the stream.
       stream, group: as of issue.
       mode: what the elements outside the array are.
     """
 
-    src: Region
-    dst: Region
+    parts: list[tuple[Region, Region]]
     barrier: Barrier | None
     stream: LoadStream
     group: int
@@ -93,14 +104,15 @@ class Load:
     location: Location | None
 
     def advance(self) -> bool:
-        """Moves the data."""
-        value = tma.arriving(self.src, self.dst.shape, self.mode, self.location)
-        self.dst.store(value)
-        if self.barrier is not None:
-            self.barrier.complete_bytes(tma.size_bytes(self.dst))
-        else:
+        """Moves some parts."""
+        for _ in range((len(self.parts) + 1) // 2):
+            src, dst = self.parts.pop()
+            dst.store(tma.arriving(src, dst.shape, self.mode, self.location))
+            if self.barrier is not None:
+                self.barrier.complete_bytes(tma.size_bytes(dst))
+        if not self.parts and self.barrier is None:
             self.stream.arriving.passed(self.group)
-        return True
+        return not self.parts
 
 
 @registry.register(cp_async.cp_async_p, _EMULATE)
@@ -110,12 +122,10 @@ def _cp_async(
     oob_mode: types.OOBFillMode | None,
     **_: Any,
 ) -> None:
-    tracked = operands["barrier"] is not None
-    barrier = barrier_of(operands["barrier"]) if tracked else None
-    stream = LoadStream.of(wg)
-    if skipped(operands):
-        stream.complete_nothing(wg, barrier)
+    begun = LoadStream.begin(wg, operands)
+    if begun is None:
         return
+    stream, barrier = begun
     src, dst = operands["src"], operands["dst"]
     _require_bounds(src, dst, oob_mode)
     group, (by, hint) = stream.open_group, stream.tracked(barrier)
@@ -124,7 +134,7 @@ def _cp_async(
     wg.access(dst, writes=True, what=to_smem, by=by, hint=hint, generic=True)
     wg.access(src, writes=False, what=from_gmem, by=by, hint=hint, generic=True)
     stream.start(wg, barrier, tma.size_bytes(dst))
-    load = Load(src, dst, barrier, stream, group, oob_mode, wg.location)
+    load = Load([(src, dst)], barrier, stream, group, oob_mode, wg.location)
     wg.group.in_flight.submit(load)
 
 

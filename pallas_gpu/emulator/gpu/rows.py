@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import tma
-from pallas_gpu.emulator.gpu.cp_async import LoadStream
+from pallas_gpu.emulator.gpu.cp_async import Load, LoadStream
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
-from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.emulator.gpu.mbarrier import skipped
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import rows as primitives
 
@@ -55,42 +54,12 @@ def _indices(gmem: Region, rows: Any, verb: str) -> list[int]:
 # --- gather ---------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(slots=True)
-class Gather:
-    """Rows on their way to SMEM; each `advance` brings half of them.
-
-    Attributes:
-      parts: source and destination of each row that has not arrived.
-      barrier: on which they complete; None: in a group of the stream.
-      stream, group: as of issue.
-    """
-
-    parts: list[tuple[Region, Region]]
-    barrier: Barrier | None
-    stream: LoadStream
-    group: int
-    location: Any
-
-    def advance(self) -> bool:
-        """Moves some rows."""
-        for _ in range((len(self.parts) + 1) // 2):
-            src, dst = self.parts.pop()
-            dst.store(tma.arriving(src, dst.shape, None, self.location))
-            if self.barrier is not None:
-                self.barrier.complete_bytes(tma.size_bytes(dst))
-        if not self.parts and self.barrier is None:
-            self.stream.arriving.passed(self.group)
-        return not self.parts
-
-
 @registry.register(primitives.gather_rows_p, _EMULATE)
 def _gather(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
-    tracked = operands["barrier"] is not None
-    barrier = barrier_of(operands["barrier"]) if tracked else None
-    stream = LoadStream.of(wg)
-    if skipped(operands):
-        stream.complete_nothing(wg, barrier)
+    begun = LoadStream.begin(wg, operands)
+    if begun is None:
         return
+    stream, barrier = begun
     src, dst = operands["src"], operands["dst"]
     dst.require_in_bounds("the destination of a copy")
     src.require_in_bounds("copied")
@@ -103,7 +72,7 @@ def _gather(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
         what = f"the copy to {dst.memory.name}"
         wg.access(row, writes=False, what=what, by=by, hint=hint)
     stream.start(wg, barrier, sum(tma.size_bytes(part) for _, part in parts))
-    wg.group.in_flight.submit(Gather(parts, barrier, stream, group, wg.location))
+    wg.group.in_flight.submit(Load(parts, barrier, stream, group, None, wg.location))
 
 
 # --- scatter --------------------------------------------------------------------------

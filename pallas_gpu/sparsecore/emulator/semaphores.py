@@ -8,8 +8,7 @@ subtracted all that was issued, all of it is complete.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,11 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
-from pallas_gpu.emulator.engine.memory import Referent, Region
-from pallas_gpu.emulator.engine.operations.semaphores import Semaphore, Signal
+from pallas_gpu.emulator.engine.operations.semaphores import (
+    Semaphore,
+    Semaphores,
+    Signal,
+)
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.sparsecore.emulator.cores import Declared, Subcore
@@ -75,52 +77,33 @@ class CopySemaphore(Semaphore):
         return {}, []
 
 
-class SemaphoreArray(Referent):
+class SemaphoreArray(Semaphores):
     """The semaphores of a declaration, of one subcore.
 
     Attributes:
       declared: the declaration.
     """
 
-    __slots__ = ("_semaphores", "declared")
+    __slots__ = ("declared",)
 
     def __init__(self, declared: Declared, owner: Subcore, place: Hashable):
-        aval, name = declared.aval, declared.name
+        aval = declared.aval
         counts_copies = aval.type is SemaphoreType.DMA
         kind = CopySemaphore if counts_copies else Semaphore
-        super().__init__(f"semaphore {name}" if name else "the semaphore")
-        self.declared = declared
-        self._semaphores = np.empty(tuple(aval.shape), object)
+        hint = _COPIES if counts_copies else _SIGNALS
         across = len(owner.core.device.cores) > 1 and not counts_copies
-        for index in itertools.product(*map(range, aval.shape)):
-            at = "".join(f"[{i}]" for i in index)
-            self._semaphores[index] = kind(
-                f"{self.name}{at} of {owner.name}",
-                np.zeros((), np.int32),
-                across,
-                _COPIES if counts_copies else _SIGNALS,
-                (place, index),
-            )
+        name = f"semaphore {declared.name}" if declared.name else "the semaphore"
+        self.declared = declared
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._semaphores.shape
+        def make(index: tuple[int, ...], at: str) -> Semaphore:
+            named, counter = f"{name}{at} of {owner.name}", np.zeros((), np.int32)
+            return kind(named, counter, across, hint, (place, index))
 
-    def one(self, region: Region) -> Any:
-        """Returns the semaphore of a region of one element.
-
-        Raises:
-          OutOfBoundsError: the index is out of bounds.
-        """
-        region.require_existing("used")
-        return self._semaphores[tuple(region.window.starts)]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._semaphores.flat)
+        super().__init__(name, tuple(aval.shape), make)
 
     def require_zero(self) -> None:
         """Reports copies that nobody has awaited, and counters that are not zero."""
-        for one in self:
+        for one in self._semaphores.flat:
             _require_zero(one)
 
 
@@ -137,13 +120,4 @@ def _require_zero(one: Semaphore) -> None:
             report(unfinished.about(rule="unfinished-copy", barrier=one.name))
         if one.pending:
             return
-    if one.value == 0:
-        return
-    error = errors.SemaphoreError(
-        f"{one.name} is not zero when the kernel or the scope ends",
-        expected="0: waits subtract what signals and copies have added",
-        got=one.value,
-        hint=one.hint,
-        where=one.where,
-    )
-    report(error.about(barrier=one.name))
+    one.require_zero("the kernel or the scope ends", "signals and copies")

@@ -10,12 +10,16 @@ others may have come before, and in another schedule they have not.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.threads import Thread
@@ -144,6 +148,19 @@ class Semaphore:
     def require_strong(self, reach: ordering.Reach, missing: int) -> None:
         """Reports a signal that a wait for a value needs and is not ordered with."""
 
+    def require_zero(self, when: str, added_by: str) -> None:
+        """Reports a counter that is not zero, as it was at first."""
+        if self.value == 0:
+            return
+        error = errors.SemaphoreError(
+            f"{self.name} is not zero when {when}",
+            expected=f"0: waits subtract what {added_by} have added",
+            got=self.value,
+            hint=self.hint,
+            where=self.where,
+        )
+        report(error.about(barrier=self.name))
+
     def _first(self, missing: int) -> tuple[ordering.Clock, list[Signal]]:
         """Returns what the first signals that add up to a value have released.
 
@@ -158,3 +175,39 @@ class Semaphore:
                 left.append(one._replace(inc=one.inc - taken))
             missing -= taken
         return known, left
+
+
+class Semaphores(Referent):
+    """The semaphores of a declaration.
+
+    Args:
+      name: for messages.
+      shape: of the array of semaphores.
+      make: makes one for an index, which is `[i]...` in messages.
+    """
+
+    __slots__ = ("_semaphores",)
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        make: Callable[[tuple[int, ...], str], Semaphore],
+    ):
+        super().__init__(name)
+        self._semaphores = np.empty(shape, object)
+        for index in itertools.product(*map(range, shape)):
+            self._semaphores[index] = make(index, "".join(f"[{i}]" for i in index))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._semaphores.shape
+
+    def one(self, region: Region) -> Any:
+        """Returns the semaphore of a region of one element.
+
+        Raises:
+          OutOfBoundsError: the index is out of bounds.
+        """
+        region.require_existing("used")
+        return self._semaphores[tuple(region.window.starts)]

@@ -17,20 +17,12 @@ from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.operations.elements import Elements, require_one_value
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster
+from pallas_gpu.emulator.gpu.accesses.atomics import COMBINE
 from pallas_gpu.emulator.gpu.accesses.indexed import elements
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.cluster import async_store_smem_p
-
-_COMBINE = {
-    "add": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,8 +43,7 @@ class Store:
         some = np.arange(self.done, last)
         part, values = self.found.some(some), self.values[some]
         if self.atomic is not None:
-            with np.errstate(all="ignore"):
-                values = _COMBINE[self.atomic](part.load(), values)
+            values = COMBINE[f"atomic_{self.atomic}"](part.load(), values, False)
         part.store(values)
         if self.lost is not None:
             mask, origin = self.lost

@@ -56,7 +56,7 @@ def _order(bits: np.ndarray) -> np.ndarray:
     return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
-_COMBINE: dict[str, Combine] = {
+COMBINE: dict[str, Combine] = {
     "atomic_add": _add,
     "atomic_max": _extreme(largest=True),
     "atomic_min": _extreme(largest=False),
@@ -141,7 +141,7 @@ def _make(name: str) -> Callable[..., Any]:
         def combine(old: np.ndarray, *others: np.ndarray) -> np.ndarray:
             if name == "atomic_cas":
                 return _cas(old, *others)
-            return _COMBINE[name](old, *others, in_gmem)
+            return COMBINE[name](old, *others, in_gmem)
 
         old = _update(wg, found, values, combine, commutes)
         stored = np.ones(len(old), np.bool_)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,8 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
-from pallas_gpu.emulator.engine.memory import Referent, Region
-from pallas_gpu.emulator.engine.operations.semaphores import Semaphore
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.operations.semaphores import Semaphore, Semaphores
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.race_report import too_early
 from pallas_gpu.emulator.engine.tables import Key
@@ -70,7 +69,7 @@ def _scope_of(reach: ordering.Reach) -> str:
     return semaphore.SYSTEM if reach.group is None else semaphore.GPU
 
 
-class SemaphoreArray(Referent):
+class SemaphoreArray(Semaphores):
     """The semaphores of a declaration.
 
     Args:
@@ -81,7 +80,7 @@ class SemaphoreArray(Referent):
       find: returns the semaphores of another array.
     """
 
-    __slots__ = ("_array", "_find", "_semaphores")
+    __slots__ = ("_array", "_find")
 
     def __init__(
         self,
@@ -92,26 +91,17 @@ class SemaphoreArray(Referent):
         hint: str,
         find: Callable[[GlobalArray], SemaphoreArray],
     ):
-        super().__init__(name + suffix)
         self._array = array
         self._find = find
-        self._semaphores = np.empty(array.shape, object)
-        for index in itertools.product(*(range(n) for n in array.shape)):
-            at = "".join(f"[{i}]" for i in index)
+
+        def make(index: tuple[int, ...], at: str) -> ScopedSemaphore:
             # The ellipsis keeps a view of one element.
             key: Any = (*index, ...)
-            element = array.data[key]
-            self._semaphores[index] = ScopedSemaphore(
-                f"{name}{at}{suffix}",
-                element,
-                across_groups,
-                hint,
-                ("semaphore", array.place, index),
-            )
+            place = "semaphore", array.place, index
+            named = f"{name}{at}{suffix}"
+            return ScopedSemaphore(named, array.data[key], across_groups, hint, place)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+        super().__init__(name + suffix, array.shape, make)
 
     def owned_by(self, owner: int | None) -> Any:
         theirs = self._array.owned_by(owner)
@@ -125,28 +115,10 @@ class SemaphoreArray(Referent):
         if earlier is not None and wg.clock.get(earlier.actor, 0) < earlier.time:
             report(too_early(earlier, self.name, region.box(), wg.label, True))
 
-    def one(self, region: Region) -> Semaphore:
-        """Returns the semaphore of a region of one element.
-
-        Raises:
-          OutOfBoundsError: the index is out of bounds.
-        """
-        region.require_existing("used")
-        return self._semaphores[tuple(region.window.starts)]
-
     def require_zero(self) -> None:
-        """Raises SemaphoreError unless all are zero, as they were at first."""
+        """Reports those that are not zero, as they were at first."""
         for one in self._semaphores.flat:
-            if one.value == 0:
-                continue
-            error = errors.SemaphoreError(
-                f"{one.name} is not zero when the kernel ends",
-                expected="0: waits subtract what signals have added",
-                got=one.value,
-                hint=one.hint,
-                where=one.where,
-            )
-            report(error.about(barrier=one.name))
+            one.require_zero("the kernel ends", "signals")
 
 
 # The semaphores of an array in GMEM, for all CTAs that share it; none before the first
