@@ -32,9 +32,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
     Args:
       *names: names of primitives.
-
-    Raises:
-      InternalError: a name has a rule.
     """
 
     def register(function: Rule) -> Rule:

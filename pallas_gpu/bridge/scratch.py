@@ -20,9 +20,6 @@ def declaration(aval: Any) -> Any:
 
     Args:
       aval: its type: one of this package's, or of JAX's Pallas.
-
-    Raises:
-      MemorySpaceError: the reference is in a memory that has no counterpart.
     """
     if isinstance(aval, types.AccumulatorRef):
         return types.ACC(aval.shape, aval.dtype)

@@ -44,7 +44,6 @@ def product(
     Args:
       a: (M, K).
       b: (K, N).
-      kernel: the kernel.
       init: a value to which the product is added.
       reason: why wgmma does not multiply them, if it could.
 

@@ -111,7 +111,6 @@ def _of_vector(a: Any, b: Any, axis_a: int, axis_b: int, kernel: Kernel) -> jax.
     Args:
       a, b: values with at most two dimensions, of which one has one.
       axis_a, axis_b: the dimensions over which to add.
-      kernel: the kernel.
     """
     if a.ndim == b.ndim:
         return jnp.sum(a * b)

@@ -142,7 +142,6 @@ def product(
     Args:
       a: (M, K); see `multiplies`.
       b: (K, N).
-      kernel: the kernel.
       acc: a reference to an accumulator, to which the product is added.
       init: a value to which it is added instead.
 

@@ -68,9 +68,6 @@ def group(sizes: Sequence[int], axes: Sequence[int]) -> Group:
     Args:
       sizes: sizes of the cluster's axes, the last one fastest: x of the launch is last.
       axes: positions in `sizes`, in any order; the order defines the blocks' indices.
-
-    Raises:
-      ArgumentError: the sizes are not those of the launch, or an axis is invalid.
     """
     kernel = module.current()
     sizes, axes = tuple(sizes), tuple(axes)
@@ -234,9 +231,6 @@ def store_async(
       sem: "relaxed": the arrival, for which threads do not meet, orders no accesses
         before it. Bytes that complete earlier are counted all the same: the arrival
         keeps the phase from completing (PTX ISA, expect-tx operation).
-
-    Raises:
-      LayoutError: elements of less than 32 bits are not adjacent in registers.
     """
     memory, kernel = elements.memory_dtype, module.current()
     assert elements.rank is not None

@@ -112,11 +112,7 @@ def common_layout(
     what: str = "Operands of an elementwise operation",
     hint: str = "load one operand in the layout of the other",
 ) -> Placement:
-    """The layout of all arrays.
-
-    Raises:
-      LayoutError: they have different ones.
-    """
+    """The layout of all arrays."""
     layout = arrays[0].layout
     for other in arrays[1:]:
         if other.layout != layout:

@@ -260,11 +260,7 @@ def _scalar(index: Array) -> ir.Value:
 
 
 def in_registers(x: Array, layout: Placement) -> RegisterArray:
-    """An array in a layout; a scalar is broadcast.
-
-    Raises:
-      LayoutError: it is in another layout.
-    """
+    """An array in a layout; a scalar is broadcast."""
     if isinstance(x, Splat):
         x = Splat(x.value, x.dtype, layout.shape)
     if isinstance(x, Deferred):

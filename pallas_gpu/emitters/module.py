@@ -526,11 +526,7 @@ def num_pointers(spec: LaunchSpec) -> int:
 
 
 def launch_of(module: ir.Module) -> Any:
-    """The `gpu.launch` of a module.
-
-    Raises:
-      InternalError: there is none, or more than one.
-    """
+    """The `gpu.launch` of a module."""
     found = [
         op
         for host in module.body.operations

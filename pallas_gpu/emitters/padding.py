@@ -33,7 +33,6 @@ def inside(
     """Which elements of a register are elements of the array.
 
     Args:
-      layout: the layout.
       register: its index.
       axes: the axes along which padding counts; all by default.
 
@@ -106,7 +105,6 @@ def filled(
     """The array with its padding replaced by a value.
 
     Args:
-      x: the array.
       value: an element of its dtype.
       axes: the axes along which padding counts; all by default.
     """

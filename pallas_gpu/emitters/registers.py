@@ -348,11 +348,7 @@ def transpose(x: RegisterArray, permutation: Sequence[int]) -> RegisterArray:
 def static_slice(
     x: Array, starts: Sequence[int], sizes: Sequence[int]
 ) -> RegisterArray | Splat:
-    """A slice that is a subset of the array's registers.
-
-    Raises:
-      LayoutError: threads would have to exchange data.
-    """
+    """A slice that is a subset of the array's registers."""
     match x:
         case Splat():
             return Splat(x.value, x.dtype, tuple(sizes))
@@ -373,9 +369,6 @@ def regroup(x: Array, layout) -> Array:
 
     A deferred array is materialized in it; in a register array each thread may regroup
     its own elements. `relayout.layout_cast` exchanges data too.
-
-    Raises:
-      LayoutError: threads would have to exchange data.
     """
     if isinstance(x, Splat) and isinstance(place(layout, x.shape), WGSplatLayout):
         return x

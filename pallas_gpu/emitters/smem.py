@@ -487,7 +487,6 @@ def _matrix_attributes(
     """Layout, shape and element type of the plan's matrices.
 
     Args:
-      plan: the plan.
       bytes_shape: the shape of matrices of 8-bit elements.
     """
     layout = nvvm.MMALayout.col if plan.transpose else nvvm.MMALayout.row

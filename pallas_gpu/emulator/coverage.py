@@ -26,9 +26,6 @@ from pallas_gpu.program.nodes import Op
 class Coverage:
     """The executed operations of a plan and of those in it.
 
-    Args:
-      plan: the plan.
-
     Attributes:
       plan: a copy, to be executed instead.
     """

@@ -146,11 +146,7 @@ _lower_callback = _jax.mlir.lower_fun(_as_callback, multiple_results=True)
 
 
 def lowering_rule(ctx: Any, *args: Any, **params: Any) -> Any:
-    """MLIR lowering of the kernel primitive to a callback into the emulator.
-
-    Raises:
-      UnsupportedError: the function is exported: callbacks cannot be serialized.
-    """
+    """MLIR lowering of the kernel primitive to a callback into the emulator."""
     if _jax.is_export(ctx):
         raise errors.UnsupportedError(
             f"kernel {params['name']}: the emulator cannot be exported",

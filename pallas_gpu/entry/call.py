@@ -52,7 +52,6 @@ class EnclosingAxis:
 
     Attributes:
       name: name of the axis.
-      size: its size.
       operand: the input that contains the position on it, an int32 of shape (1,).
     """
 

@@ -40,8 +40,6 @@ class Kernel:
 
     Attributes:
       mesh: the launch.
-      target: the target.
-      semantics: the lowering semantics.
       stored: shapes and types of the arrays in SMEM that threads store to.
       staging_bytes: SMEM that each of several warpgroups has for copies of operands;
         None for as much as they take.
@@ -68,7 +66,6 @@ class Composite:
     Attributes:
       params: the equation's parameters.
       out_avals: the types of its results.
-      kernel: the kernel.
     """
 
     params: Mapping[str, Any]

@@ -59,7 +59,6 @@ class SlowFinding:
     """Something that takes time in a kernel.
 
     Attributes:
-      kind: what it is.
       what: in one sentence, with figures.
       got: what was emitted, and for which array or operands.
       hint: what to do; None unless the cost model expects the kernel to gain by it.

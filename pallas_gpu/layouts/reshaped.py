@@ -57,7 +57,6 @@ def reshape(window: Window, shape: Sequence[int], by: Arithmetic) -> Window:
     """Returns the window of another array of the same bytes, which has a shape.
 
     Args:
-      window: the window.
       shape: of the result, with the same elements in the same order.
       by: how dynamic starts are computed.
 
@@ -243,7 +242,6 @@ def reinterpret(
     The last dimension of the window changes, as in NumPy's `array.view(dtype)`.
 
     Args:
-      window: the window.
       bits_before, bits_after: widths of the elements, of 8 bits or more.
       by: how dynamic starts are computed.
 

@@ -53,7 +53,6 @@ class Window:
     compute with dynamic values; the caller passes a function to add two starts.
 
     Attributes:
-      array_shape: shape of the whole array.
       starts: first index on each axis of the array.
       sizes: number of elements on each axis of the array; 1 on a squeezed one.
       axes: the axes of the array that the window has, in the window's order. A missing
@@ -239,7 +238,6 @@ axes=(2, 1), multiples=(2, 8, 0))
 
         Args:
           starts: the index on each axis in front; nothing is known of it.
-          sizes: their sizes.
         """
         count = len(sizes)
         return Window(

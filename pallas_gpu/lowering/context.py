@@ -141,7 +141,6 @@ class RuleContext:
     Attributes:
       kernel: the kernel that is lowered.
       op: the operation.
-      region: its region.
     """
 
     kernel: KernelState

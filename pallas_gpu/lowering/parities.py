@@ -38,7 +38,6 @@ def flip(
     """Flips the parity of a barrier.
 
     Args:
-      kernel: the state of the kernel.
       handle: the declaration.
       index: the barrier's index in it, row-major.
       where: i1, whether to flip it; None: always.

@@ -181,7 +181,6 @@ def check_copy(
     """Raises LayoutError unless TMA supports the copy.
 
     Args:
-      gmem, smem: its sides.
       pieces: number of equal pieces into which the copy is divided.
       allow_line: whether adjacent bytes that no tensor map describes are supported.
       in_bounds: whether the author promises that the part is in bounds.

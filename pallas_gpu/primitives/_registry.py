@@ -67,7 +67,6 @@ class Operation:
     """The properties of an operation, as declared by `define` or `describe`.
 
     Attributes:
-      primitive: the primitive.
       family: name of its files in every package.
       called: its name in messages; by default that of the primitive.
       by_warp: whether one warp can issue it, inside `warp_map`; a warpgroup always can.
@@ -92,7 +91,6 @@ class Operation:
       observable: whether the user may see it without any result of the kernel: it
         prints, or ends the program.
       opaque: whether its accesses are only what it may do: nobody knows what it does.
-      machine: the machine that has it.
     """
 
     primitive: Any

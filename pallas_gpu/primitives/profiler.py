@@ -23,7 +23,6 @@ def start(traces: Any, recording: types.Recording, names: types.SpanNames) -> No
     Args:
       traces: uint32 [CTAs, traces of a CTA, words] in GMEM.
       recording: how they are recorded.
-      names: of the spans.
     """
     ops.bind(profile_start_p, {"traces": traces}, recording=recording, names=names)
 

@@ -221,7 +221,6 @@ class Starts:
     Args:
       region: the program.
       axes: names and sizes of the axes of the grid.
-      find: finds the facts.
     """
 
     def __init__(

@@ -40,7 +40,6 @@ def key(eqn: _jax.JaxprEqn, ins: Sequence[Operand]) -> Any:
 
     Args:
       eqn: an operation that accesses no memory.
-      ins: its operands.
     """
     if eqn.primitive.name == _APART or (eqn.effects and not _is_scalar(eqn)):
         return None

@@ -38,7 +38,6 @@ def call(
 
     Args:
       arrays: operands, in the order of the module's first buffers.
-      result_types: shape and dtype of each result.
       serialized: the result of `serialize`.
       attributes: others of the call than those of a kernel of one device.
       has_side_effect: keep the call even if no result is used.

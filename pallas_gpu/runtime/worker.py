@@ -221,7 +221,6 @@ class Worker(Child):
     """A child process that compiles for one target.
 
     Args:
-      target: the target.
       timeout_seconds: time limit for its start and for each kernel.
       disassemble: print SASS if there is nvdisasm; this takes most of the time of a
         small kernel.

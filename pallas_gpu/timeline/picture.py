@@ -26,7 +26,6 @@ class Part:
     """What is drawn.
 
     Attributes:
-      launch, sm: the launch, and the SM.
       begin, end: the time that is shown.
       width: of the picture, in pixels.
       has_times: whether times are in ns.

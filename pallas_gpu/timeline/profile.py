@@ -92,7 +92,6 @@ class Profile:
         of all spans. Lanes are repeated for CTAs that run at the same time.
 
         Args:
-          launch: which launch.
           sm: which SM; None: the one with the most spans.
           between: begin and end of the time to show; None: all of the launch.
           width: of the picture in pixels.

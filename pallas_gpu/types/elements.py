@@ -31,11 +31,7 @@ KINDS: dict[np.dtype, Kind] = {
 
 @functools.cache
 def kind(dtype: Any) -> Kind:
-    """Returns the kind of arithmetic of a dtype.
-
-    Raises:
-      DTypeError: kernels do not support the dtype.
-    """
+    """Returns the kind of arithmetic of a dtype."""
     found = KINDS.get(dtype)
     if found is None:
         raise errors.DTypeError(

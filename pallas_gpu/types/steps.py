@@ -46,11 +46,7 @@ class Reinterpreted:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Im2ColStep:
-    """Makes (N, *sizes, C) images all of their windows.
-
-    Attributes:
-      windows: which.
-    """
+    """Makes (N, *sizes, C) images all of their windows."""
 
     windows: Windows = dataclasses.field(metadata={"static": True})
 
@@ -160,9 +156,6 @@ def resolve(whole: Window | Sequence[int], transforms: Sequence[Any]) -> Window:
     Args:
       whole: shape of the reference, or the window that it already is.
       transforms: steps as JAX records them, outermost last.
-
-    Raises:
-      UnsupportedError: a step that has no form here (stride, gather, reshape, bitcast).
     """
     window = whole if isinstance(whole, Window) else Window.whole(whole)
     for step in transforms:

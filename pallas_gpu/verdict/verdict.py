@@ -58,7 +58,6 @@ class KernelCoverage:
         ones, in all of them.
       equations: how many there are, without those whose results nobody reads.
       executed: how many of them some thread has executed.
-      missed: the lines of the others.
       emitted: whether the code that it is lowered to was run instead of its equations:
         as asked for, or because nothing else says what its inline code does.
       groups: what its CTAs are called, in the text.

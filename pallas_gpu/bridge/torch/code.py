@@ -35,11 +35,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def library() -> Library:
-    """Loads the plugin; where JAX has, it is the same one.
-
-    Raises:
-      OfflineUnavailableError: it is not installed.
-    """
+    """Loads the plugin; where JAX has, it is the same one."""
     custom_call.prepare_once()
     folder = environment.find_cuda().pjrt
     if folder is None or not (folder / _PLUGIN).exists():

@@ -41,10 +41,6 @@ def custom_op(
       kernel: the function.
       traces: its plans.
       program: from a plan and a device to what runs it.
-
-    Raises:
-      ArgumentError: another name, or a result that is not a tensor, or a tuple or list
-          of tensors.
     """
     if not re.fullmatch(r"[\w.]+::[\w.]+", name):
         raise errors.ArgumentError(

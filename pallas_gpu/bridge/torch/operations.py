@@ -35,11 +35,7 @@ class Operation:
 
 
 def operation_for(op: Op, where: str | None) -> Operation:
-    """Returns what torch does for an operation of JAX.
-
-    Raises:
-      UnsupportedError: there is nothing for it.
-    """
+    """Returns what torch does for an operation of JAX."""
     name = op.name
     if name in _ELEMENTWISE:
         return Operation(_ELEMENTWISE[name])

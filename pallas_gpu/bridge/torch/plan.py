@@ -50,7 +50,6 @@ class Step:
     """One thing that happens: a launch or an operation of torch.
 
     Attributes:
-      does: which one.
       reads: operands.
       makes: results.
       in_place: of a launch, positions (operand, result) that are one array.
@@ -74,9 +73,7 @@ class Plan:
     """What a function does with tensors of one combination of types.
 
     Attributes:
-      arguments: its arguments.
       steps: what happens, in order.
-      results: its results.
       given: for each result the argument that it is in the end; None for others.
       updated: positions of arguments whose memory is written.
     """

@@ -28,11 +28,7 @@ _TORCH_DTYPES = {dtype: of_torch for of_torch, dtype in _JAX_DTYPES.items()}
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """Returns torch's dtype for one of JAX.
-
-    Raises:
-      UnsupportedError: torch has none.
-    """
+    """Returns torch's dtype for one of JAX."""
     found = _TORCH_DTYPES.get(np.dtype(dtype))
     if found is None:
         raise errors.UnsupportedError(
@@ -45,11 +41,7 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def type_of(x: Any, what: str) -> jax.ShapeDtypeStruct:
-    """Returns the type that a tensor has in JAX.
-
-    Raises:
-      ArgumentTypeError: not a tensor, or one that JAX has no type for.
-    """
+    """Returns the type that a tensor has in JAX."""
     if not isinstance(x, torch.Tensor):
         raise errors.ArgumentTypeError(
             f"{what} is not a tensor",
@@ -77,11 +69,7 @@ def type_of(x: Any, what: str) -> jax.ShapeDtypeStruct:
 
 
 def require_order(x: torch.Tensor, what: str) -> None:
-    """Raises unless a tensor is contiguous and aligned.
-
-    Raises:
-      ArgumentError: it is not.
-    """
+    """Raises unless a tensor is contiguous and aligned."""
     if not x.is_contiguous():
         raise errors.ArgumentError(
             f"{what} is not contiguous",

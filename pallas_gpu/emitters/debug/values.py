@@ -26,7 +26,6 @@ def print_values(line: formats.Line, values: Sequence[regs.Array]) -> None:
     holds it.
 
     Args:
-      line: the format.
       values: scalars, and arrays of one shape.
 
     Raises:

@@ -145,11 +145,7 @@ class Row:
         return 0.0 if case is None else case.cycles
 
     def approximates(self, dtype: np.dtype, tolerance: Any) -> bool:
-        """Whether the approximation is within a `jax.lax.Tolerance`.
-
-        Raises:
-          UnsupportedError: the exact function is not.
-        """
+        """Whether the approximation is within a `jax.lax.Tolerance`."""
         eps = float(ml_dtypes.finfo(dtype).eps)
         # Narrow floats are rounded once, to half an ulp; bounds of others include that.
         is_narrow = dtype.itemsize <= 2

@@ -31,11 +31,7 @@ _LG2 = 2**-22
 
 
 def by_name(rows: Iterable[Row]) -> dict[str, Row]:
-    """The rows by name.
-
-    Raises:
-      InternalError: two rows have the same name.
-    """
+    """The rows by name."""
     table: dict[str, Row] = {}
     for row in rows:
         if row.name in table:
@@ -45,11 +41,7 @@ def by_name(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def lookup(name: str) -> Row:
-    """The row of an operation.
-
-    Raises:
-      UnsupportedError: there is no such operation.
-    """
+    """The row of an operation."""
     row = TABLE.get(name) or _COMBINING.get(name)
     if row is None:
         raise errors.UnsupportedError(

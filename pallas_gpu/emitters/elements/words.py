@@ -91,10 +91,8 @@ class _Form:
     """How registers of one type consist of words.
 
     Attributes:
-      register: the type.
       width: the bits of an element.
       count: the number of words.
-      word: the type of a word.
       packed: a vector of that many words; None for elements that are words themselves,
         and for less than one word: a single byte, or a few bools.
     """

@@ -65,7 +65,6 @@ def scatter(
 
     Args:
       kind: what an update does to the element at its position.
-      x: the array.
       index: i32: the position of each update in the row-major order of `x`. Updates of
         positions outside of it are dropped.
       updates: of the shape and layout of `index`.

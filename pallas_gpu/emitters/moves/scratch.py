@@ -33,9 +33,6 @@ def require(
       scratch: None if the kernel reserves none.
       needed_bytes: what the operation needs, for one warpgroup or one warp.
       operation: what needs it, for the message.
-
-    Raises:
-      OutOfResources: it has too few.
     """
     available = 0 if scratch is None else scratch.size_bytes
     if scratch is None or available < needed_bytes:

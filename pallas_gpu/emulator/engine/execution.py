@@ -126,11 +126,7 @@ class Execution:
         return next(self._events)
 
     def tick(self, steps: int = 1) -> None:
-        """Counts steps.
-
-        Raises:
-          LivelockError: the budget is exhausted.
-        """
+        """Counts steps."""
         self.steps += steps
         if self.steps > self._max_steps:
             threads = [t for group in self.resident for t in group.threads]

@@ -178,7 +178,6 @@ class Place:
     """A window with known starts, and what every access derives from it.
 
     Attributes:
-      window: the window.
       box: the part inside the array, possibly empty.
       inside: whether that is all of it.
       key: an index for NumPy, which yields a view, also of one element.
@@ -216,7 +215,6 @@ class Region:
 
     Args:
       memory: the array.
-      place: the part, or its window.
     """
 
     __slots__ = ("memory", "place")

@@ -135,7 +135,6 @@ class Issued:
     """The parts that have been issued of a write that several threads issue.
 
     Attributes:
-      boxes: the parts.
       disturbed: whether an access has touched another part meanwhile.
     """
 

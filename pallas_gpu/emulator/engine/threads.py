@@ -62,7 +62,6 @@ class Handover:
     Attributes:
       what: the barrier.
       expected: how many arrivals it expects.
-      arrived: the threads that have arrived.
     """
 
     what: str

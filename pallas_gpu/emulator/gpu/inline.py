@@ -23,11 +23,7 @@ from pallas_gpu.program.walk import walk
 
 
 def of_unknown_effect(params: call.CallParams) -> Op | None:
-    """Returns an operation that only the code of the kernel can tell what it does.
-
-    Raises:
-      NotModelledError: such code is to be ignored, and has results.
-    """
+    """Returns an operation that only the code of the kernel can tell what it does."""
     found = [site.op for site in walk(params.jaxpr) if _is_unknown(site.op)]
     ignores = getattr(params.interpret, "inline_mgpu", "error") == "ignore"
     if not ignores:

@@ -260,11 +260,7 @@ class Barrier:
         return True
 
     def _awaited(self, wg: Warpgroup) -> int:
-        """Returns the phase that a warpgroup, or a warp, waits for next.
-
-        Raises:
-          BarrierError: the warps of the warpgroup wait for different ones.
-        """
+        """Returns the phase that a warpgroup, or a warp, waits for next."""
         each = [counts.get(self, self._first_wait) for counts in _counts(wg)]
         awaited = each[0]
         if each.count(awaited) < len(each):
@@ -401,7 +397,6 @@ class BarrierArray(Referent):
         They exist from the start of the kernel; the first call creates them.
 
         Args:
-          cta: the CTA.
           declaration: the declaration in the kernel.
           key: the declaration's key: (scope, position in it).
           name: the author's; may be empty.

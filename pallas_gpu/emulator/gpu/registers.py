@@ -52,7 +52,6 @@ class _Registers:
 
     Attributes:
       launched: of each warpgroup.
-      held: what each has.
       requested: by those that have asked, with the line.
     """
 

@@ -64,7 +64,6 @@ class Scope:
     """One entered scope.
 
     Attributes:
-      key: its key.
       declared: its declarations, with the author's names.
       arrays: in SMEM and TMEM, by the position of their declaration.
       barriers: likewise.

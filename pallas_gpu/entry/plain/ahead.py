@@ -68,7 +68,6 @@ def results(
       eqn: the loop.
       operands: the values of its operands.
       written: for each operand whether the kernel writes to it.
-      kernel: the one that it is in.
 
     Raises:
       UnsupportedError: its own `num_stages` is above 1, and none of its loads can be a

@@ -82,7 +82,6 @@ def num_stages(
     """Returns the number of stages of a loop that copies some of its loads ahead.
 
     Args:
-      body: of the loop.
       loads: those that copies can replace.
       trips: the number of iterations.
       mesh: the kernel's.

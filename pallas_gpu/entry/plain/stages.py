@@ -61,7 +61,6 @@ class LoopBody:
     """The body of a loop, without calls: consts, carries and the index are its inputs.
 
     Attributes:
-      equations: its equations.
       loads: those that a copy can replace.
       refused: the other loads of arrays in GMEM, each with the reason.
       carried: the results of the body.

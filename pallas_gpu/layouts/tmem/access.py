@@ -33,7 +33,6 @@ class TmemAccess:
     """The instruction that transfers an array.
 
     Attributes:
-      shape: its `.shape`.
       paired: whether a register holds two columns (`.pack::16b`, `.unpack::16b`).
     """
 
@@ -48,7 +47,6 @@ def transfers(
 
     Args:
       registers: the placement in registers; it has the array's shape.
-      tmem: the layout in TMEM.
       bits: width of an element.
 
       >>> transfers(Layout.WGMMA.to_layout().linear((64, 32)),

@@ -64,7 +64,6 @@ def plan_transfer(
 
     Args:
       registers: the placement in registers; it has the array's shape.
-      tmem: the layout in TMEM.
       bits: width of an element.
 
     Raises:

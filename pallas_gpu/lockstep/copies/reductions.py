@@ -25,11 +25,7 @@ TYPES: dict[str, frozenset[str]] = {
 
 
 def of_bytes(operation: str, exact: bool, kind: str) -> np.dtype:
-    """The element type of cp.reduce.async.bulk, which names it: `.add.noftz.f16`.
-
-    Raises:
-      PtxError: ptxas refuses it.
-    """
+    """The element type of cp.reduce.async.bulk, which names it: `.add.noftz.f16`."""
     dtype = dtype_of(kind)
     name = dtype.name
     by_bits = operation in ("and", "or", "xor")

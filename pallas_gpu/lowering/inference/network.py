@@ -193,7 +193,6 @@ class Memory:
     """An array in memory.
 
     Attributes:
-      space: where it is.
       shape: of the whole array; batch axes first.
       dtype: of its elements.
       batch: number of batch axes.

@@ -459,7 +459,6 @@ class Conflict:
     """A variable for which no label is left.
 
     Attributes:
-      variable: that variable.
       refused: per label the neighbour whose remaining labels all refuse it; None
         where the label's own cost refuses it.
       parents: for each variable that lost labels the neighbours that refused them, in

@@ -17,7 +17,6 @@ class Kernel:
     """A kernel that is checked.
 
     Attributes:
-      name: its name.
       mesh: its mesh, with the sizes of the chip.
       params: the compiler parameters.
       chip: the chip that it is traced for.

@@ -128,7 +128,6 @@ class Handle:
 
     Attributes:
       memref: the array.
-      shape: its shape.
       dtype: the type of its elements; None for semaphores.
       space: libtpu's name of the memory.
       tiling: `"sparsecore"` where that is its own; None for that of the kernel.
@@ -157,7 +156,6 @@ class ArrayType:
     """What an array in memory is declared as.
 
     Attributes:
-      shape: its shape.
       dtype: the type of its elements.
       space: libtpu's name of the memory.
       tiling: as of `Handle`.

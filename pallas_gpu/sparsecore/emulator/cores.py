@@ -58,7 +58,6 @@ class Device:
       execution: the run.
       zeros: whether fresh memory contains zeros instead of poison.
       like_upstream: whether unfinished copies and semaphores are accepted at the end.
-      cores: the cores.
       pending: the copies in flight, of all cores.
     """
 
@@ -74,7 +73,6 @@ class Core(Group):
     """One SparseCore: its vector subcores, its scalar subcore, or both.
 
     Attributes:
-      device: the device.
       index: its number.
       subcores: the vector subcores.
       shared: what all subcores of the core share, by the place of its declaration.
@@ -127,7 +125,6 @@ class Subcore(Thread):
     """One subcore.
 
     Attributes:
-      core: its core.
       index: its number among the vector subcores; None for the scalar one.
       own: its memory and semaphores, by the place of their declaration.
       iteration_name: of the iteration of a parallel loop that it runs.
@@ -198,11 +195,7 @@ class Subcore(Thread):
         """Returns what another subcore has for the same declaration.
 
         Args:
-          found: what this one has.
           core, subcore: numbers; None: those of this one.
-
-        Raises:
-          OutOfBoundsError: the kernel does not run there.
         """
         at = (
             self.core.index if core is None else int(core),

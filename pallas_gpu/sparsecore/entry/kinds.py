@@ -24,11 +24,7 @@ from pallas_gpu.sparsecore.types import (
 
 
 def together(bodies: Any, meshes: Any) -> tuple[Callable[..., None], SubcoreMeshes]:
-    """Returns the body and the mesh of several bodies, each with a mesh.
-
-    Raises:
-      ArgumentError: not one mesh of each kind, or meshes of different cores.
-    """
+    """Returns the body and the mesh of several bodies, each with a mesh."""
     bodies = list(bodies) if expect.is_sequence(bodies) else [bodies]
     meshes = list(meshes) if expect.is_sequence(meshes) else [meshes]
     kinds = [type(mesh) for mesh in meshes]

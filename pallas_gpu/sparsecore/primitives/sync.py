@@ -54,12 +54,7 @@ fetch_and_add_p = define(
 
 
 def one_semaphore(ref: Any, kind: SemaphoreType | None, who: str) -> ops.RefOperand:
-    """Returns the operand of one semaphore of a type, or of an array of one.
-
-    Raises:
-      SemaphoreError: another object, or a semaphore of another type.
-      ShapeError: an array of several.
-    """
+    """Returns the operand of one semaphore of a type, or of an array of one."""
     aval = types.base_aval(ref)
     found = aval is not None and aval.memory_space is SEMAPHORES
     if not found or kind not in (None, aval.type):

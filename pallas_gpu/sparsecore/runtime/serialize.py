@@ -14,11 +14,7 @@ _STRIP_LOCATIONS = "strip-debuginfo"
 
 
 def parse(text: str) -> ir.Module:
-    """Returns a module from its text, verified.
-
-    Raises:
-      CompilationError: the text is not a valid module.
-    """
+    """Returns a module from its text, verified."""
     with context(), ir.Location.unknown():
         try:
             module = ir.Module.parse(text)

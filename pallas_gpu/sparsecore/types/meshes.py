@@ -57,11 +57,7 @@ class SubcoreMesh:
         return self.axes[0][0]
 
     def of_chip(self, target: tpu.TpuTarget) -> Any:
-        """Returns the mesh with the sizes of a chip where it has none.
-
-        Raises:
-          ArgumentError: the chip has fewer cores or subcores.
-        """
+        """Returns the mesh with the sizes of a chip where it has none."""
         counts = {"num_cores": target.cores, "num_subcores": target.subcores}
         given: dict[str, int] = {}
         for name, most in counts.items():
@@ -153,14 +149,7 @@ class VectorSubcoreMesh(SubcoreMesh):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubcoreMeshes(SubcoreMesh):
-    """Vector subcores and scalar subcores of the same cores, in one program.
-
-    Attributes:
-      vector, scalar: the meshes.
-
-    Raises:
-      ArgumentError: different names, or numbers, of the cores.
-    """
+    """Vector subcores and scalar subcores of the same cores, in one program."""
 
     is_vector: ClassVar[bool] = True
     vector: VectorSubcoreMesh

@@ -59,7 +59,6 @@ class Call:
     """A call of a tuned function, without its configuration.
 
     Attributes:
-      function: the function.
       tree: how the arguments consist of leaves.
       leaves: all leaves; those that are arrays are passed anew in each call.
     """

@@ -123,12 +123,7 @@ class Devices:
 
     @classmethod
     def around(cls, who: str) -> Devices:
-        """Returns the devices of the `jax.shard_map` around the kernel being traced.
-
-        Raises:
-          KernelError: there is no `jax.shard_map`.
-          UnsupportedError: it leaves axes of its mesh to the compiler.
-        """
+        """Returns the devices of the `jax.shard_map` around the kernel being traced."""
         mesh = _jax.mesh_around()
         if mesh is None or not mesh.manual_axes:
             raise errors.KernelError(

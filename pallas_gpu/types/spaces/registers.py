@@ -22,9 +22,6 @@ class Regs(MemorySpace):
     Args:
       shape: positive static sizes.
       dtype: element type.
-
-    Raises:
-      UnsupportedError: the declaration is used as scratch memory.
     """
 
     name = "REGS"

@@ -74,7 +74,6 @@ class GmemArray:
     """An array in GMEM that a launch allocates.
 
     Attributes:
-      shape, dtype: of each one.
       initial: what all elements are when the launch starts; None: undefined.
       sharing: how many of them there are.
       kept: it may also hold what the last launch of the kernel has left.

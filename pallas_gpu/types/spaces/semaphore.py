@@ -65,7 +65,6 @@ class Semaphore(_OfALaunch):
     """Declares one semaphore or an array of them: what a `SemaphoreType` returns.
 
     Attributes:
-      kind: the type.
       shape: of the array; `()` is a single semaphore.
     """
 

@@ -84,7 +84,6 @@ def _order_others(
     of those before them (PTX ISA, Memory Consistency Model, Observation).
 
     Args:
-      found: the elements.
       stored: which of them it has written.
       reach: whom its scope includes.
       sem: its semantics.

@@ -35,11 +35,7 @@ class Shares:
         self._missing[cta] = self._missing.get(cta, 0) + count
 
     def settle(self, location: Location | None) -> None:
-        """Forgets a complete phase.
-
-        Raises:
-          BarrierError: it was completed by bytes of another one.
-        """
+        """Forgets a complete phase."""
         if self._barrier.phase == self._phase:
             return
         wrong = {cta: n for cta, n in self._missing.items() if n}
@@ -68,7 +64,6 @@ class Pair:
     """The two CTAs of a copy, as seen by one of them.
 
     Attributes:
-      cta: this one.
       ctas: both; the leader is the first.
       barrier: the leader's.
       executed: how far threads have come when this CTA copies. The barrier's phase

@@ -96,7 +96,6 @@ class Cta:
     """One CTA.
 
     Attributes:
-      cluster: its cluster.
       rank: position in the cluster.
       axes: position on the named grid and cluster axes.
       position: the same with those of `jax.vmap`, as findings have it.
@@ -200,7 +199,6 @@ class Warpgroup(Thread):
     """128 CUDA threads that execute the body together: a thread to the author.
 
     Attributes:
-      cta: its CTA.
       index: position in the CTA.
       warps: its warps, after the first `warp_map`.
     """
@@ -279,7 +277,6 @@ class Warp(Warpgroup):
 
     Attributes:
       number: position in the warpgroup.
-      warpgroup: its warpgroup.
       axis_name: the name of the axis of warps in the current region, None without one.
     """
 

@@ -70,7 +70,6 @@ class Device:
 
     Attributes:
       execution: its run.
-      target: its target.
       number: which of the devices it is.
       suffix: distinguishes it from other devices in messages.
       zeros: whether fresh memory contains zeros instead of poison.

@@ -132,7 +132,6 @@ def of_cta(cta: Cta, array: GlobalArray, name: str) -> SemaphoreArray:
     """Returns the semaphores of a scope, of which each CTA has its own.
 
     Args:
-      cta: the CTA.
       array: their elements.
       name: the author's; may be empty.
     """

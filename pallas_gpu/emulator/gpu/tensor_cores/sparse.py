@@ -19,9 +19,6 @@ def expand(stored: np.ndarray, metadata: np.ndarray, half: int = 0) -> np.ndarra
       stored: (M, K / 2) elements.
       metadata: (128, indices of K) in the order of TMEM.
       half: of 64 rows the half of N, for which the metadata has lanes of its own.
-
-    Raises:
-      KernelError: PTX does not define what the indices select.
     """
     rows, bits = stored.shape[0], itemsize_bits(stored.dtype)
     group = layouts.group_of(bits)

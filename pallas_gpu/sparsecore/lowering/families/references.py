@@ -22,11 +22,7 @@ _SEMAPHORES = {SemaphoreType.DMA: "dma_semaphore", SemaphoreType.REGULAR: "semap
 
 
 def _elements(ctx: Any, part: memory.Part) -> int:
-    """Returns the elements of a register, for an access to memory.
-
-    Raises:
-      UnsupportedError: narrow elements that are not next to each other in memory.
-    """
+    """Returns the elements of a register, for an access to memory."""
     dtype = part.handle.dtype
     tiling = part.handle.tiling or ctx.kernel.params.compiler_params.tiling
     if dtype.itemsize < 4 and part.handle.space == "smem":
