@@ -214,7 +214,7 @@ axes=(2, 1), multiples=(2, 8, 0))
             if multiples is not None:
                 known = multiples[i]
             new_multiples[axis] = math.gcd(new_multiples[axis], known)
-            new_starts[axis] = _sum(new_starts[axis], start, add)
+            new_starts[axis] = added(new_starts[axis], start, add)
             if isinstance(new_starts[axis], int):
                 new_multiples[axis] = abs(new_starts[axis])
             new_sizes[axis] = 1 if size is None else size
@@ -313,7 +313,8 @@ def is_contiguous(array_shape: Sequence[int], sizes: Sequence[int]) -> bool:
     return all(size == 1 for size in sizes[:last])
 
 
-def _sum(a: Any, b: Any, add: Callable[[Any, Any], Any]) -> Any:
+def added(a: Any, b: Any, add: Callable[[Any, Any], Any]) -> Any:
+    """Returns a sum of indices; `add` is for what is no number."""
     if isinstance(a, int) and isinstance(b, int):
         return a + b
     # No instruction is emitted for a start of 0.

@@ -20,7 +20,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.reshaped import groups
-from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
+from pallas_gpu.layouts.window import Window, added, is_contiguous, row_major_strides
 from pallas_gpu.types import indexing
 from pallas_gpu.types.steps import is_window, position_of_arrays, resolve, typed
 
@@ -424,17 +424,14 @@ def _pair(a: Index, b: Index, final: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _plus(a: Index, b: Index, final: tuple[int, ...]) -> Index:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if isinstance(a, int) and a == 0:
-        return b
-    if isinstance(b, int) and b == 0:
-        return a
-    if isinstance(a, Axis) and _is_scalar(b):
-        return dataclasses.replace(a, start=_plus(a.start, b, ()))
-    if isinstance(b, Axis) and _is_scalar(a):
-        return dataclasses.replace(b, start=_plus(b.start, a, ()))
-    return jax.lax.add(*_pair(a, b, final))
+    def add(a: Index, b: Index) -> Index:
+        if isinstance(a, Axis) and _is_scalar(b):
+            return dataclasses.replace(a, start=_plus(a.start, b, ()))
+        if isinstance(b, Axis) and _is_scalar(a):
+            return dataclasses.replace(b, start=_plus(b.start, a, ()))
+        return jax.lax.add(*_pair(a, b, final))
+
+    return added(a, b, add)
 
 
 def _is_scalar(index: Index) -> bool:

@@ -45,22 +45,20 @@ def load(
       by: i1, the predicate of the threads that issue it; None is all.
     """
     rank = len(coordinates)
-    at = ", ".join(f"${i + 2}" for i in range(rank))
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
         ".mbarrier::complete_tx::bytes"
         f"{'' if mask is None else '.multicast::cluster'}"
         f"{'.cta_group::2' if of_pair else ''}{_hint(policy)} "
-        f"[$0], [$1, {{{at}}}], [${rank + 2}]"
+        f"[$0], [$1, {{{_at(2, rank)}}}], [${rank + 2}]"
     )
     operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
-    constraints = ["r", "l", *["r"] * rank, "r"]
-    for extra, constraint in ((mask, "h"), (policy, "l")):
-        if extra is not None:
-            text += f", ${len(operands)}"
-            operands.append(extra)
-            constraints.append(constraint)
-    instruction(text, operands, constraints, by)
+    constraints = f"rl{'r' * rank}r"
+    if mask is not None:
+        text += f", ${len(operands)}"
+        operands.append(mask)
+        constraints += "h"
+    _hinted(text, operands, constraints, policy, by)
 
 
 def store(
@@ -91,12 +89,10 @@ def load_im2col(
       offsets: i16, of the pixel in a window.
     """
     rank, many = len(coordinates), len(offsets)
-    at = ", ".join(f"${i + 2}" for i in range(rank))
-    pixel = ", ".join(f"${i + rank + 3}" for i in range(many))
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col"
         ".mbarrier::complete_tx::bytes"
-        f" [$0], [$1, {{{at}}}], [${rank + 2}], {{{pixel}}}"
+        f" [$0], [$1, {{{_at(2, rank)}}}], [${rank + 2}], {{{_at(rank + 3, many)}}}"
     )
     operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
     constraints = ["r", "l", *["r"] * rank, "r", *["h"] * many]
@@ -154,18 +150,12 @@ def reduce(
     Inline assembly, since the plugin's serialization drops the attribute of nvvm's op.
     """
     rank = len(coordinates)
-    at = ", ".join(f"${i + 2}" for i in range(rank))
     text = (
         f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operation}.tile"
-        f".bulk_group{_hint(policy)} [$0, {{{at}}}], [$1]"
+        f".bulk_group{_hint(policy)} [$0, {{{_at(2, rank)}}}], [$1]"
     )
     operands = [descriptor, _address(pointer), *coordinates]
-    constraints = ["l", "r", *["r"] * rank]
-    if policy is not None:
-        text += f", ${len(operands)}"
-        operands.append(policy)
-        constraints.append("l")
-    instruction(text, operands, constraints)
+    _hinted(text, operands, f"lr{'r' * rank}", policy)
 
 
 def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
@@ -174,9 +164,9 @@ def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
     Inline assembly, since the compiler crashes on nvvm's operation.
     """
     rank = len(coordinates)
-    at = ", ".join(f"${i + 1}" for i in range(rank))
+    at = _at(1, rank)
     text = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [$0, {{{at}}}]"
-    instruction(text, [descriptor, *coordinates], ["l", *["r"] * rank])
+    instruction(text, [descriptor, *coordinates], f"l{'r' * rank}")
 
 
 def prefetch_line(source: ir.Value, size_bytes: int) -> None:
@@ -186,12 +176,9 @@ def prefetch_line(source: ir.Value, size_bytes: int) -> None:
       source: pointer to GMEM.
       size_bytes: of the bytes; both are multiples of 16.
     """
-    text = "cp.async.bulk.prefetch.L2.global [$0], $1"
-    instruction(
-        text,
-        [global_pointer(source), module.current().i32(size_bytes)],
-        ["l", "r"],
-    )
+    size = module.current().i32(size_bytes)
+    operands = [global_pointer(source), size]
+    instruction("cp.async.bulk.prefetch.L2.global [$0], $1", operands, "lr")
 
 
 def load_line(
@@ -218,7 +205,7 @@ def load_line(
     )
     size = module.current().i32(size_bytes)
     operands = [_address(pointer), global_pointer(source), size, _address(barrier)]
-    _line(text, operands, "rlrr", policy, by)
+    _hinted(text, operands, "rlrr", policy, by)
 
 
 def store_line(
@@ -265,10 +252,15 @@ def _line_to_gmem(
 ) -> None:
     text = f"{form} [$0], [$1], $2"
     size = module.current().i32(size_bytes)
-    _line(text, [global_pointer(target), _address(pointer), size], "lrr", policy)
+    _hinted(text, [global_pointer(target), _address(pointer), size], "lrr", policy)
 
 
-def _line(
+def _at(first: int, count: int) -> str:
+    """Coordinates: operands from a number on."""
+    return ", ".join(f"${first + i}" for i in range(count))
+
+
+def _hinted(
     text: str,
     operands: list[ir.Value],
     constraints: str,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import jax
 
 from pallas_gpu import errors, expect, types
+from pallas_gpu.layouts.window import added
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.types import values
 from pallas_gpu.types.spaces.devices import DeviceIdType
@@ -179,9 +180,8 @@ def logical_id(device_id: Any, id_type: DeviceIdType, who: str) -> Any:
     total: Any = 0
     for (axis, size), stride in zip(devices.axes, devices.strides, strict=True):
         at = positions[axis] if axis in positions else jax.lax.axis_index(axis)
-        total = _sum(
-            total, _product(_position(at, size, what, f"axis {axis!r}"), stride)
-        )
+        term = _product(_position(at, size, what, f"axis {axis!r}"), stride)
+        total = added(total, term, _add)
     return total
 
 
@@ -261,14 +261,8 @@ def _int32(number: int) -> Any:
     return jax.numpy.int32(number)
 
 
-def _sum(a: Any, b: Any) -> Any:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if isinstance(a, int) and a == 0:
-        return b
-    if isinstance(b, int) and b == 0:
-        return a
-    return jax.lax.add(*(_int32(x) if isinstance(x, int) else x for x in (a, b)))
+def _add(*terms: Any) -> Any:
+    return jax.lax.add(*(_int32(x) if isinstance(x, int) else x for x in terms))
 
 
 def _product(a: Any, factor: int) -> Any:

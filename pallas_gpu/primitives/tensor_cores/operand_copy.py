@@ -37,11 +37,7 @@ def async_copy_smem_to_tmem(
     PTX: tcgen05.cp.cta_group::1.128x256b, with collective_axis cta_group::2; without a
     swizzle 128x128b. Since: sm_100a.
 
-    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
-    It is asynchronous: a later `tcgen05_mma` of the same issuer, or of one behind a
-    barrier with `orders_tensor_core`, reads the copied operand; for everyone else,
-    and before `smem_ref` is overwritten, a later `tcgen05_commit_arrive`, or the
-    barrier of a later `tcgen05_mma`, completes it.
+    Issued and complete as `async_copy_scales_to_tmem`.
     Values that threads stored to SMEM need a `commit_smem()` before.
 
     Args:
@@ -51,18 +47,13 @@ def async_copy_smem_to_tmem(
         multiple of 32 bytes.
       tmem_ref: (128, K) TMEM reference of the same dtype, of 4, 8, 16 or 32 bits;
         declared with packed=True if elements are narrower than 32 bits.
-      collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
-        index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
-        is declared with collective=True; in the other one the call does nothing.
+      collective_axis: as of `async_copy_scales_to_tmem`.
 
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: the shapes or types differ, or are not those of operands.
       LayoutError: an operand is not stored as the tensor core reads it.
-      ArgumentError: the array in TMEM is that of one CTA and the copy that of two, or
-        the other way round.
-      AxisNameError: the cluster has no such axis.
-      UnsupportedError: the CTAs along the axis are not a pair.
+      ArgumentError, AxisNameError, UnsupportedError: as `async_copy_scales_to_tmem`.
 
     Example:
       >>> plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)

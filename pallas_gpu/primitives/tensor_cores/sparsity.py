@@ -43,11 +43,7 @@ def async_copy_sparse_metadata_to_tmem(
     PTX: tcgen05.cp.cta_group::1.128x128b, with collective_axis cta_group::2.
     Since: sm_100a.
 
-    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
-    It is asynchronous: a later `tcgen05_mma` of the same issuer, or of one behind a
-    barrier with `orders_tensor_core`, reads the copied metadata; for everyone else,
-    and before `smem_ref` is overwritten, a later `tcgen05_commit_arrive`, or the
-    barrier of a later `tcgen05_mma`, completes it.
+    Issued and complete as `async_copy_scales_to_tmem`.
 
     Args:
       smem_ref: (1, indices / 64, 128, 64) contiguous uint2 SMEM reference, as
@@ -56,19 +52,14 @@ def async_copy_sparse_metadata_to_tmem(
         `layouts.TmemLayout.sparse_metadata()`. The indices of a row are K / 2, of
         4-bit operands K / 4, and of 32-bit ones K. Metadata of 64 rows is of this
         shape too, with each row twice.
-      collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
-        index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
-        is declared with collective=True; in the other one the call does nothing.
+      collective_axis: as of `async_copy_scales_to_tmem`.
 
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: the shapes or types do not correspond.
       LayoutError: the metadata is tiled, swizzled or not contiguous in SMEM, or does
         not have its layout in TMEM.
-      ArgumentError: the array in TMEM is that of one CTA and the copy that of two, or
-        the other way round.
-      AxisNameError: the cluster has no such axis.
-      UnsupportedError: the CTAs along the axis are not a pair.
+      ArgumentError, AxisNameError, UnsupportedError: as `async_copy_scales_to_tmem`.
 
     Example:
       >>> plgpu.async_copy_sparse_metadata_to_tmem(metadata_smem, metadata)

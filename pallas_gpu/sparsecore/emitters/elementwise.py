@@ -58,35 +58,13 @@ def _compared(predicates: dict[str, Any], compare: Emit) -> Emit:
     return lambda name, a, b: compare(predicates[name], a, b)
 
 
-_PREDICATES = {
-    "f": {
-        "eq": _F.OEQ,
-        "ne": _F.UNE,
-        "lt": _F.OLT,
-        "le": _F.OLE,
-        "gt": _F.OGT,
-        "ge": _F.OGE,
-    },
-    "i": {
-        "eq": _I.eq,
-        "ne": _I.ne,
-        "lt": _I.slt,
-        "le": _I.sle,
-        "gt": _I.sgt,
-        "ge": _I.sge,
-    },
-    "u": {
-        "eq": _I.eq,
-        "ne": _I.ne,
-        "lt": _I.ult,
-        "le": _I.ule,
-        "gt": _I.ugt,
-        "ge": _I.uge,
-    },
-}
-_compare_f = _compared(_PREDICATES["f"], arith.cmpf)
-_compare_i = _compared(_PREDICATES["i"], arith.cmpi)
-_compare_u = _compared(_PREDICATES["u"], arith.cmpi)
+_ORDERS, _EQUAL = ("lt", "le", "gt", "ge"), {"eq": _I.eq, "ne": _I.ne}
+_FLOATS = {"ne": _F.UNE} | {x: getattr(_F, f"O{x.upper()}") for x in ("eq", *_ORDERS)}
+_compare_f = _compared(_FLOATS, arith.cmpf)
+_compare_i, _compare_u = (
+    _compared(_EQUAL | {x: getattr(_I, f"{sign}{x}") for x in _ORDERS}, arith.cmpi)
+    for sign in "su"
+)
 
 
 def compare(name: str, kind: str, a: ir.Value, b: ir.Value) -> ir.Value:
