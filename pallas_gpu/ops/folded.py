@@ -7,6 +7,8 @@ operations of jax.numpy take several times as long to trace as those of lax.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,51 +16,28 @@ import numpy as np
 from jax import lax
 
 
-def plus(a: Any, b: Any) -> Any:
-    return a + b if _static(a, b) else lax.add(*_alike(a, b))
+def _folded(of_numbers: Callable[..., Any], traced: Callable[..., Any]) -> Any:
+    def operation(a: Any, b: Any) -> Any:
+        if isinstance(a, int) and isinstance(b, int):
+            return of_numbers(a, b)
+        return traced(*_alike(a, b))
+
+    return operation
 
 
-def minus(a: Any, b: Any) -> Any:
-    return a - b if _static(a, b) else lax.sub(*_alike(a, b))
-
-
-def times(a: Any, b: Any) -> Any:
-    return a * b if _static(a, b) else lax.mul(*_alike(a, b))
-
-
-def divide(a: Any, b: Any) -> Any:
-    """Returns a // b for a that is not negative."""
-    return a // b if _static(a, b) else lax.div(*_alike(a, b))
-
-
-def split(a: Any, b: Any) -> tuple[Any, Any]:
-    """Returns a // b and a % b for a that is not negative."""
-    if _static(a, b):
-        return divmod(a, b)
-    a, b = _alike(a, b)
-    return lax.div(a, b), lax.rem(a, b)
-
-
-def minimum(a: Any, b: Any) -> Any:
-    return min(a, b) if _static(a, b) else lax.min(*_alike(a, b))
-
-
-def maximum(a: Any, b: Any) -> Any:
-    return max(a, b) if _static(a, b) else lax.max(*_alike(a, b))
-
-
-def less(a: Any, b: Any) -> Any:
-    return a < b if _static(a, b) else lax.lt(*_alike(a, b))
+plus, minus = _folded(operator.add, lax.add), _folded(operator.sub, lax.sub)
+times, less = _folded(operator.mul, lax.mul), _folded(operator.lt, lax.lt)
+minimum, maximum = _folded(min, lax.min), _folded(max, lax.max)
+# Of what is not negative: a // b, or a // b and a % b.
+divide = _folded(operator.floordiv, lax.div)
+split: Callable[[Any, Any], tuple[Any, Any]]
+split = _folded(divmod, lambda a, b: (lax.div(a, b), lax.rem(a, b)))
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, bool):
         return a if condition else b
     return jnp.where(condition, a, b)
-
-
-def _static(a: Any, b: Any) -> bool:
-    return isinstance(a, int) and isinstance(b, int)
 
 
 def _alike(*operands: Any) -> list[Any]:

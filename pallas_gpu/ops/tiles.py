@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-import jax.numpy as jnp
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
@@ -57,10 +58,9 @@ def in_cluster(ref: Any, axis: str, count: int) -> list[Any]:
 
 def starts_inside(p: Any, tiles: Any, part: tuple[int, int], row: Any, column: Any):
     """Whether a part of a tile has elements of the result; None if all parts have."""
-    (rows, columns), (m, n) = part, tiles.extent
-    if m - p.m < rows and n - p.n < columns:
-        return None
-    return jnp.logical_and(row < p.m, column < p.n)
+    sides = zip((row, column), (p.m, p.n), tiles.extent, part, strict=True)
+    some = [start < size for start, size, end, n in sides if end - size >= n]
+    return functools.reduce(lax.bitwise_and, some) if some else None
 
 
 def persistent_blocks(plane: tuple[int, ...], cluster_size: int) -> int:

@@ -139,7 +139,7 @@ class Inputs:
         """Starts the copies of the first steps, to buffers that nobody has used."""
         count, slots = self.steps.count, self.steps.slots
         least = min if isinstance(count, int) else jnp.minimum
-        self._start(least(count, slots), lambda ring, step: None)
+        self._start(least(count, slots))
 
     def produce(self, first: Any) -> None:
         """Copies the blocks of all steps, in the memory warpgroup.
@@ -147,14 +147,12 @@ class Inputs:
         Args:
           first: with multicasts, whether the buffers are free; None: they are.
         """
-        self._start(self.steps.count, functools.partial(Ring.fill, fresh=first))
+        self._start(self.steps.count, first)
 
-    def _start(self, count: Any, acquire: Any) -> None:
-        """Starts the copies of some steps; `acquire` waits for the slot of each."""
-
+    def _start(self, count: Any, first: Any = None) -> None:
         def step(i: Any) -> None:
             for group in self.groups:
-                acquire(self.rings[group.members[0]], i)
+                self.rings[group.members[0]].fill(i, fresh=first)
                 for member in group.members:
                     self._copy(self.rings[member].slot(i), member, i, group.axes)
 

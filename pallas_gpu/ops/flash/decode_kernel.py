@@ -52,10 +52,9 @@ def make_kernel(p: Problem, inputs: tuple[str, ...]) -> Any:
         queries = tiles((c.consumers, p.columns, p.dims), p.wide)
         scratch["wide_q"] = queries
     if c.consumers > 1 and c.cluster == 1:
-        scratch["others"] = plgpu.SMEM((c.consumers - 1, *part), jnp.float32)
-        scratch["other_stats"] = plgpu.SMEM((c.consumers - 1, *stats), jnp.float32)
-        scratch["others_full"] = plgpu.Barrier(num_arrivals=c.consumers - 1)
-        scratch["others_empty"] = plgpu.Barrier()
+        number = c.consumers - 1
+        others = [plgpu.SMEM((1, number, *x), jnp.float32) for x in (part, stats)]
+        scratch["others"] = plgpu.Ring.of(others, copies=number)
     grid: dict[str, int] = {"tile": p.batch * p.units}
     cluster: dict[str, int] = {}
     if c.cluster > 1:
@@ -167,31 +166,26 @@ class _Consumer:
 
     def visit_piece(self, piece: Piece, then: Any) -> None:
         """Computes a piece; calls `then` in the first warpgroup with the result."""
-        state = self.reduce(piece)
+        state, others = self.reduce(piece), self.mem.get("others")
         if self.p.config.consumers == 1:
             then(*state)
             return
 
         @plgpu.when(~self.is_first)
         def _():
-            @plgpu.when(lax.gt(piece.number, np.int32(0)))
-            def _():
-                plgpu.barrier_wait(self.mem.others_empty)
-
-            at = plus(self.index, -1)
-            self.mem.others[at] = state[0]
-            self.mem.other_stats[at, _MAXIMUM] = state[1]
-            self.mem.other_stats[at, _SUM] = state[2]
-            plgpu.barrier_arrive(self.mem.others_full)
+            slot, at = others.fill(piece.number), plus(self.index, -1)
+            parts, stats = slot.buffers
+            parts[at], stats[at, _MAXIMUM], stats[at, _SUM] = state
+            plgpu.barrier_arrive(slot.full)
 
         @plgpu.when(self.is_first)
         def _():
-            plgpu.barrier_wait(self.mem.others_full)
+            parts, stats = others.take(piece.number).buffers
             total = state
             for i in range(self.p.config.consumers - 1):
-                stats = [self.mem.other_stats[i, j] for j in (_MAXIMUM, _SUM)]
-                total = _SOFTMAX.combined([total, (self.mem.others[i], *stats)])
-            plgpu.barrier_arrive(self.mem.others_empty)
+                part = parts[i], *(stats[i, j] for j in (_MAXIMUM, _SUM))
+                total = _SOFTMAX.combined([total, part])
+            others.release(piece.number)
             then(*total)
 
     # --- the blocks of a piece --------------------------------------------------------

@@ -27,6 +27,8 @@ from pallas_gpu.ops.memory import Memory
 # What the beginning and the end of a tile cost, in steps of the long loop; a guess that
 # only decides how even the work of persistent blocks is.
 _STEPS_OF_A_TILE = 0.75
+# Rows that are stored without TMA at a time: those of a tile of the swizzle.
+_STORED = 8
 # Exponentials without this take twice as many instructions.
 APPROXIMATE = plgpu.CompilerParams(approx_math=True)
 
@@ -300,9 +302,6 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
         rows = plgpu.ds(first, size)
         return ref.at[rows, head] if self.packed else ref.at[tile.batch, rows, head]
 
-    def q_buffer(self, position: Any) -> Any:
-        return lax.rem(position, np.int32(2)) if self.persistent else 0
-
     @property
     def uneven(self) -> bool:
         """Whether tiles differ in their work, and that is static."""
@@ -386,6 +385,35 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
             self.blocks(Tile(0, 0, 0, start, self.lengths()))
             for start in range(0, self.q_len, self.config.block_q)
         ]
+
+
+def store_rows(result: Any, buffer: Any, rows: Any, left: Any, some: Any) -> None:
+    """Starts the copy of a tile, through SMEM, to rows of GMEM, if there are some.
+
+    Of packed sequences only the first `left` rows are stored: TMA would also write the
+    first rows of the next sequence. None: all are.
+    """
+    buffer[...] = result
+    plgpu.commit_smem()
+    if left is None:
+        plgpu.copy_smem_to_gmem(buffer, rows, some)
+        return
+    whole = left >= result.shape[0]
+
+    @plgpu.when(whole)
+    def _():
+        plgpu.copy_smem_to_gmem(buffer, rows)
+
+    @plgpu.when(jnp.logical_not(whole))
+    def _():
+        # Few rows at a time, for few registers.
+        @plgpu.loop(0, result.shape[0] // _STORED)
+        def _(i):
+            start = times(i, _STORED)
+            part = plgpu.ds(start, _STORED)
+            values = buffer[part]
+            row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0)
+            plgpu.store(rows, part, values, mask=row < left - start)
 
 
 def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:

@@ -258,11 +258,6 @@ class Schedule:
             *((own + start, False) for start in rest),
         ]
 
-    def starts_inside(self, row: Any, column: Any) -> Any:
-        """Whether a part has elements of the result; None if all have."""
-        part = BLOCK_M, self.part_n
-        return starts_inside(self.problem, self.tiles, part, row, column)
-
 
 @cached
 def make_kernel(p: Problem) -> Any:
@@ -442,7 +437,7 @@ def _stores(schedule: Schedule, mem: Memory, others: Mapping[str, Any]) -> Any:
     Args:
       others: references to the scales of the result and to its bias, by names.
     """
-    width = schedule.part_n
+    p, tiles, width = schedule.problem, schedule.tiles, schedule.part_n
     store = plgpu.TileStore(mem.out_smem, schedule.config.tile_n // width)
 
     def visit_tile(rows, columns, number):
@@ -464,7 +459,7 @@ def _stores(schedule: Schedule, mem: Memory, others: Mapping[str, Any]) -> Any:
                 part,
                 scaled(value, others, first, column),
                 mem.out.at[own, plgpu.ds(column, width)],
-                predicate=schedule.starts_inside(first, column),
+                predicate=starts_inside(p, tiles, (BLOCK_M, width), first, column),
             )
 
     return visit_tile

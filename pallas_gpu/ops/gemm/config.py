@@ -30,8 +30,19 @@ class Tiling:
     cluster: Literal["n", "m"] | None = None
     transposed: bool = False
     parts: int = 1
+    # See `ScaledMatmulConfig`.
+    zigzag: bool = False
+    # Whether a consumer's rows are counted after its products, for a register less.
+    counts_late: ClassVar[bool] = False
 
     blocks: int
+    epilogue_m: int
+    epilogue_n: int
+
+    def stored(self, p: Any) -> tuple[int, int]:
+        """Rows and columns of a consumer's tile that are stored at once."""
+        del p
+        return self.epilogue_m, self.epilogue_n
 
     def require_cluster(self) -> None:
         if self.blocks < self.cluster_size:
@@ -225,9 +236,15 @@ class ScaledMatmulConfig(Tiling):
     zigzag: bool = False
 
     tile_k: ClassVar[int] = BLOCK
+    counts_late = True
 
     def __post_init__(self):
         self.require_cluster()
+
+    def stored(self, p: Any) -> tuple[int, int]:
+        # The bytes of a row of a swizzle; scales of blocks leave less SMEM.
+        widest = (128 if p.group is None else 64) // p.out_dtype.itemsize
+        return 64, math.gcd(self.tile_n, widest)
 
 
 @expect.arguments(
@@ -321,7 +338,7 @@ class LinearManyConfig(Tiling):
     blocks: int = arch.SM_90A.sm_count
 
     # Weights become the left operand of a transposed product.
-    transposed = True
+    transposed = counts_late = True
     tile_m = epilogue_m = epilogue_n = 64
     minor = "m"
 
@@ -383,7 +400,7 @@ class RaggedDotConfig(Tiling):
     minor: ClassVar[str] = "n"
 
     @property
-    def epilogue_m(self) -> int:
+    def epilogue_m(self) -> int:  # type: ignore[override]
         """Rows of a tile that are stored at once."""
         return self.tile_m
 

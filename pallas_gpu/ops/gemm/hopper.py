@@ -8,6 +8,9 @@ the epilogue in registers, and stores its result through SMEM; TMA clips what li
 outside. A `full` barrier completes when a buffer has been loaded, an `empty` barrier
 when it may be overwritten. In a cluster of two blocks that need the same rows
 of A (or the same columns of B), each loads one half and multicasts it to both.
+
+Products of 8-bit matrices with scales have two or three consumers. Their sums stay in
+the tensor core's accumulator, or are promoted: see `promoted.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +30,11 @@ from pallas_gpu import errors
 from pallas_gpu.ops import memory
 from pallas_gpu.ops.gemm import promoted
 from pallas_gpu.ops.gemm.config import MatmulConfig
-from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
+from pallas_gpu.ops.gemm.epilogue import FACTORS, PLAIN, load_columns, scaled
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
-from pallas_gpu.ops.tiles import CLUSTERS, operands_of, tiles
+from pallas_gpu.ops.tiles import CLUSTERS, operands_of, starts_inside, tiles
 
 # Registers per thread of producer and consumers, by the number of consumers:
 # (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
@@ -58,6 +61,18 @@ def make_kernel(p: Problem) -> Any:
         return p.epilogue.of_arrays(total, p.out_dtype, *others)
 
     return added
+
+
+@cached
+def scaled_kernel(p: Problem) -> Any:
+    """Returns the function of A (M, K), B (N, K) and `Problem.operands`.
+
+    `a_blocks` is (K / 128, M), with M rounded up to a multiple of 4, and `b_blocks`
+    (K / 128, N / 128), both rounded up; `a_scale` and `b_scale` are (1,), and the other
+    operands have one element for each row or column of all tiles.
+    """
+    out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
+    return launch(Schedule(p, p.config), "scaled_matmul", Consumer, out)
 
 
 def _divided(p: Problem, c: MatmulConfig) -> Problem:
@@ -116,7 +131,7 @@ def launch(
         mem = schedule.prepared(mem)
         return (
             lambda: functools.partial(schedule.produce, mem),
-            lambda: consumer(schedule, mem, wg).visit,
+            lambda: consumer.of(schedule, mem, wg).visit,
         )
 
     return persistent(schedule, name, visits, results, **options)
@@ -243,19 +258,12 @@ class Schedule:
         self.tiles.for_each(at)
 
     def is_inside(self, row: Any, column: Any) -> Any:
-        """Returns whether a part begins within the result; None if all parts do."""
-        p, (m, n) = self.problem, self.tiles.cluster_tile
-        conditions = []
-        if p.m % m:
-            conditions.append(row < p.m)
-        if p.n % n:
-            conditions.append(column < p.n)
-        return functools.reduce(lax.bitwise_and, conditions) if conditions else None
+        return starts_inside(self.problem, self.tiles, self.part, row, column)
 
     @property
     def part(self) -> tuple[int, int]:
         """Rows and columns of a consumer's tile that are stored at once."""
-        return self.config.epilogue_m, self.config.epilogue_n
+        return self.config.stored(self.problem)
 
     def part_of_k(self, batch: Any) -> tuple[Any, Any, Any]:
         """Returns the product, the first step of its part of K, and the steps."""
@@ -277,8 +285,11 @@ class Schedule:
 
     def k_block(self, first_step: Any, step: Any) -> Any:
         """The part of K of a tile's step, given the steps before the tile."""
-        del first_step
-        return step
+        if not self.config.zigzag:
+            return step
+        steps = np.int32(self.steps)
+        odd = lax.rem(lax.div(first_step, steps), np.int32(2))
+        return lax.select(lax.eq(odd, np.int32(1)), steps - 1 - step, step)
 
     def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
@@ -334,13 +345,19 @@ class Consumer:
     schedule: Schedule
     mem: Memory
     wg: Any
+    # The scales of A and B. Their product may not be a float32.
+    factors: Any = dataclasses.field(default=(), kw_only=True)
 
-    # Whether its rows are counted after the products, for a register less.
-    counts_late: ClassVar[bool] = False
+    @classmethod
+    def of(cls, schedule: Any, mem: Memory, wg: Any) -> Self:
+        scales = (mem.get(x) for x in FACTORS if x in schedule.problem.scales)
+        return cls(schedule, mem, wg, factors=[x[0] for x in scales])
 
     def visit(self, batch, row, column, first_step) -> None:
         place = batch, column, first_step
-        products = self.products(*place) if self.counts_late else None
+        # Its rows are counted after them, for a register less, if nothing is loaded.
+        late = self.schedule.config.counts_late
+        products = self.products(*place) if late else None
         row = row + self.wg * self.schedule.config.tile_m
         for part in range(min(2, len(self.parts))):
             self.prefetch_residual(part, batch, row, column)
@@ -501,10 +518,13 @@ class Consumer:
 
     def finisher(self, row: Any, column: Any) -> Any:
         """Returns the epilogue of a tile: `finish(part, product, *gate)`."""
-        epilogue = self.schedule.problem.epilogue
+        p, epilogue = self.schedule.problem, self.schedule.problem.epilogue
+        # Scales of blocks are factors of the parts that are added.
+        scales = {x: self.mem.get(x) for x in p.scales if not x.endswith("_blocks")}
 
         def finish(part: int, product: Any, gate: Any = None) -> Any:
             (i, j), bias = self.parts[part], None
+            product = scaled(product, scales, row + i, column + j, self.factors)
             if epilogue.bias:
                 bias = self.load_bias(row + i, column + j)
             if epilogue.is_identity:

@@ -52,9 +52,6 @@ class Schedule(hopper.Schedule):
             rows = plgpu.ds(row, self.config.block_m)
             copy(mem.group_scale.at[groups, rows], slot.buffers[2])
 
-    def is_inside(self, row: Any, column: Any) -> Any:
-        return jnp.logical_and(row < self.problem.m, column < self.problem.n)
-
 
 @cached
 def make_kernel(p: Problem) -> Any:
@@ -86,7 +83,6 @@ class _Consumer(hopper.Consumer):
     """What one consumer warpgroup does."""
 
     converter: Any = None
-    counts_late = True
 
     @property
     def ahead(self) -> bool:

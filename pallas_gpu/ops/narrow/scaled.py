@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.gemm import blackwell
+from pallas_gpu.ops.gemm import blackwell, hopper
 from pallas_gpu.ops.gemm.config import (
     BLOCK,
     BlackwellMatmulConfig,
@@ -22,7 +22,6 @@ from pallas_gpu.ops.gemm.config import (
 )
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import scaled_hopper
 from pallas_gpu.ops.rules import (
     FLOAT8,
     Array,
@@ -47,7 +46,7 @@ _SMS = arch.SM_90A.sm_count
 type Config = ScaledMatmulConfig | BlackwellMatmulConfig
 # The schedule of each kernel, and the function that makes it.
 _FAMILIES: dict[type, tuple[Any, Any]] = {
-    ScaledMatmulConfig: (scaled_hopper.Schedule, scaled_hopper.make_kernel),
+    ScaledMatmulConfig: (hopper.Schedule, hopper.scaled_kernel),
     BlackwellMatmulConfig: (blackwell.Schedule, blackwell.tiled_kernel),
 }
 
@@ -266,7 +265,7 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
         consumers=consumers,
         cluster="n" if p.n > columns and p.m > rows * consumers else None,
     )
-    plane = scaled_hopper.Schedule(p, config).tiles.plane
+    plane = hopper.Schedule(p, config).tiles.plane
     return dataclasses.replace(
         config, blocks=persistent_blocks(plane, config.cluster_size)
     )

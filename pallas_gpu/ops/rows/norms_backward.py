@@ -141,9 +141,11 @@ def backward(p: OnePass, norm: Any, x, d_y, scale) -> tuple[Any, list[Any]]:
 
 
 def _body(p: OnePass, norm: Any, mem: Memory) -> None:
-    scale_smem, full = mem.get("scale_smem"), mem.full
+    scale_smem = mem.get("scale_smem")
     has_scale = scale_smem is not None
     wg = lax.axis_index("wg")
+    full = mem.full.at[plgpu.ds(wg * p.slots, p.slots)]
+    ring = plgpu.Ring((mem.x_smem.at[wg], mem.d_smem.at[wg]), None, full)
     worker = lax.axis_index("block") * p.warpgroups + wg
     workers = p.blocks * p.warpgroups
     steps = lax.div(p.tiles - worker + (workers - 1), workers)
@@ -161,12 +163,9 @@ def _body(p: OnePass, norm: Any, mem: Memory) -> None:
         return ref.at[plgpu.ds(start, p.tile[0])]
 
     def load(step: Any) -> None:
-        slot = lax.rem(step, p.slots)
-        barrier = full.at[wg * p.slots + slot]
-        for ref, smem in ((mem.x, mem.x_smem), (mem.d_y, mem.d_smem)):
-            plgpu.copy_gmem_to_smem(
-                tile(ref, step), smem.at[wg, slot], barrier, oob_mode=_PROMISE
-            )
+        slot = ring.fill(step)
+        for ref, smem in zip((mem.x, mem.d_y), slot.buffers, strict=True):
+            plgpu.copy_gmem_to_smem(tile(ref, step), smem, slot.full, oob_mode=_PROMISE)
 
     for first in range(p.slots):
 
@@ -178,9 +177,7 @@ def _body(p: OnePass, norm: Any, mem: Memory) -> None:
         plgpu.barrier_wait(mem.scale_full)
 
     def visit(step: Any, totals: Any) -> Any:
-        slot = lax.rem(step, p.slots)
-        plgpu.barrier_wait(full.at[wg * p.slots + slot])
-        x_tile, d_tile = mem.x_smem.at[wg, slot], mem.d_smem.at[wg, slot]
+        x_tile, d_tile = ring.take(step).buffers
         row = _measured(p, norm, x_tile, d_tile, scale_smem)
         later = step + (p.slots - 1)
 

@@ -177,7 +177,7 @@ class Ring:
 
     @expect.arguments()
     def fill(self, step: Step, *, fresh: Any = None) -> Slot:
-        """Waits until the slot of a step may be filled.
+        """Waits until the slot of a step may be filled, without `empty` for nothing.
 
         PTX: mbarrier.try_wait, from step `stages` on. Since: sm_90.
 
@@ -188,6 +188,8 @@ class Ring:
           fresh: scalar bool, whether no slot was used before step 0; default: none was.
         """
         slot = self.slot(step)
+        if self.empty is None:
+            return slot
         waits: Any = True
         if not types.base_aval(self.empty).barrier.initially_complete:
             # lax's operations, as jnp's take several times as long to trace.

@@ -23,13 +23,11 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.masks import Blocks, Lengths
-from pallas_gpu.ops.flash.problem import Tile
+from pallas_gpu.ops.flash.problem import Tile, store_rows
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
 
 LAYOUT = plgpu.Layout.WGMMA
-# Rows that are stored without TMA at a time: those of a tile of the swizzle.
-_STORED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,37 +106,6 @@ class Scored:
     def loaded(self, part: Any, axis: int) -> Any:
         """Returns a number for each row (1) or each column (0) of a tile."""
         return plgpu.load(part, layout=LAYOUT.reduce(axis), optimized=False)
-
-
-def store(
-    p: BackwardProblem, result: Any, buffer: Any, rows: Any, left: Any, some: Any
-) -> None:
-    """Starts the copy of a tile, through SMEM, to rows of GMEM, if there are some.
-
-    Of packed sequences only the first `left` rows are stored: TMA would also write the
-    first rows of the next sequence.
-    """
-    buffer[...] = result
-    plgpu.commit_smem()
-    if not p.packed:
-        plgpu.copy_smem_to_gmem(buffer, rows, some)
-        return
-    whole = left >= ROWS
-
-    @plgpu.when(whole)
-    def _():
-        plgpu.copy_smem_to_gmem(buffer, rows)
-
-    @plgpu.when(jnp.logical_not(whole))
-    def _():
-        # Few rows at a time, for few registers.
-        @plgpu.loop(0, ROWS // _STORED)
-        def _(i):
-            start = times(i, _STORED)
-            part = plgpu.ds(start, _STORED)
-            values = buffer[part]
-            row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0)
-            plgpu.store(rows, part, values, mask=row < left - start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +260,7 @@ class Consumer(Scored):
             left = p.lengths(self.mem, place.sequence).columns - self.row
             first = plus(self.mem.kv_starts[place.sequence], first)
         rows = gmem.at[place.batch, plgpu.ds(first, ROWS), place.head]
-        store(p, result, smem.at[self.own], rows, left, some)
+        store_rows(result, smem.at[self.own], rows, left, some)
 
 
 class Added(NamedTuple):

@@ -20,10 +20,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.consumers import LAYOUT, Scored, store
+from pallas_gpu.ops.flash.backward.consumers import LAYOUT, Scored
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile
 from pallas_gpu.ops.flash.masks import Blocks
-from pallas_gpu.ops.flash.problem import launch
+from pallas_gpu.ops.flash.problem import launch, store_rows
 from pallas_gpu.ops.folded import minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
@@ -157,7 +157,7 @@ class _Consumer(Rows):
         target = mem.dq.at[place.batch, plgpu.ds(first, ROWS), place.head]
         left = place.lengths.rows - self.row if p.packed else None
         some = self.row < p.q_len if p.q_len % BLOCK_Q else None
-        store(p, result, buffer, target, left, some)
+        store_rows(result, buffer, target, left, some)
         plgpu.wait_smem_to_gmem(0)
 
     def step(self, dq, position, block, masked, lse, delta) -> None:

@@ -16,7 +16,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks
-from pallas_gpu.ops.flash.problem import Problem, Tile
+from pallas_gpu.ops.flash.problem import Problem, Tile, store_rows
 from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.folded import maximum, minimum, minus, plus, times, where
 from pallas_gpu.ops.memory import Memory
@@ -57,6 +57,9 @@ class Consumer:
         rows = self.p.config.rows
         return plgpu.ds(times(self.wg, rows), rows)
 
+    def take_q(self, position: Any) -> Any:
+        return self.mem.q_ring.take(position).buffers.at[self.own_rows]
+
     def open_turns(self) -> None:
         """Gives the first turn to the first consumer."""
         if self.p.config.ping_pong:
@@ -75,11 +78,10 @@ class Consumer:
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
     def visit(self, tile: Tile, blocks: Blocks) -> None:
-        own, mem = self.own(tile), self.mem
+        own = self.own(tile)
 
         def over_blocks(acc):
-            plgpu.barrier_wait(mem.q_full.at[0])
-            q = mem.q_smem.at[0, self.own_rows]
+            q = self.take_q(0)
             state = self.first_step(q, np.int32(0), own, plus(blocks.end, -1))
             state = self.other_steps(acc, q, np.int32(0), state, own, blocks)
             last = minus(plus(blocks.end, -1), blocks.first)
@@ -103,23 +105,20 @@ class Consumer:
             own_visits = self.p.visits(mem)
             count = own_visits.count
             first_number = own_visits.number(np.int32(0))
-            plgpu.barrier_wait(mem.q_full.at[0])
-            q = mem.q_smem.at[0, self.own_rows]
+            q = self.take_q(0)
             start = self.first_step(q, np.int32(0), *first(first_number))
 
             def visit(position, number, following, carry):
                 before, state = carry
                 tile, blocks = self.p.tile_and_blocks(mem, number)
-                own, buffer = self.own(tile), self.p.q_buffer(position)
-                q = mem.q_smem.at[buffer, self.own_rows]
+                own = self.own(tile)
+                q = mem.q_ring.slot(position).buffers.at[self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
-                plgpu.barrier_arrive(mem.q_empty.at[buffer])
+                mem.q_ring.release(position)
                 end = plus(before, minus(blocks.end, blocks.first))
 
                 def go_on():
-                    buffer = self.p.q_buffer(plus(position, 1))
-                    plgpu.barrier_wait(mem.q_full.at[buffer])
-                    q = mem.q_smem.at[buffer, self.own_rows]
+                    q = self.take_q(plus(position, 1))
                     place = first(following)
                     return self.step_between(acc, q, end, state, own, *place)
 
@@ -352,33 +351,16 @@ class Consumer:
         p, mem, tile = self.p, self.mem, own.tile
         # Rows of Q are not needed any more.
         out = mem.get("out_smem")
-        buffer = (mem.q_smem.at[0] if out is None else out).at[self.own_rows]
+        buffer = mem.q_ring.slot(0).buffers if out is None else out
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         first = plus(tile.q_first, own.q_row)
         rows = p.rows_of(mem.out, tile, first, p.config.rows, tile.head)
-        result = result.astype(p.out_dtype)
         # Of the last tile not every consumer may have rows.
         some = own.q_row < p.q_len if p.q_len % p.config.block_q else None
-        if not p.packed:
-            buffer[...] = result
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(buffer, rows, some)
-            return
-        # TMA would also write the first rows of the next sequence.
-        left = tile.lengths.rows - own.q_row
-        whole = left >= p.config.rows
-
-        @plgpu.when(whole)
-        def _():
-            buffer[...] = result
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(buffer, rows)
-
-        @plgpu.when(jnp.logical_not(whole))
-        def _():
-            row = plgpu.broadcasted_iota(jnp.int32, result.shape, 0)
-            plgpu.store(rows, (), result, mask=row < left)
+        left = tile.lengths.rows - own.q_row if p.packed else None
+        result = result.astype(p.out_dtype)
+        store_rows(result, buffer.at[self.own_rows], rows, left, some)
 
     # --- pieces -----------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ those that a window or a segment cuts at its start are masked in a loop of their
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -70,9 +71,9 @@ def make_kernel(p: Problem[AttentionConfig], inputs: tuple[str, ...]) -> Any:
     # Rows of Q arrive for the next tile while those of this one are still in use.
     q_buffers = 2 if p.persistent else 1
     ring = functools.partial(plgpu.Ring.of, consumers=c.consumers)
+    q_ring = ring(tiles((q_buffers, c.block_q, p.head_dim), p.dtype))
     scratch = {
-        "q_smem": tiles((q_buffers, c.block_q, p.head_dim), p.dtype),
-        "q_full": plgpu.Barrier(num_barriers=q_buffers),
+        "q_ring": q_ring if p.persistent else dataclasses.replace(q_ring, empty=None),
         "k_ring": ring(tiles((c.stages, c.block_kv, p.head_dim), p.dtype)),
         "v_ring": ring(tiles((c.stages, *p.v_block), p.dtype)),
         "turn": plgpu.Barrier(num_barriers=c.consumers),
@@ -82,10 +83,6 @@ def make_kernel(p: Problem[AttentionConfig], inputs: tuple[str, ...]) -> Any:
     if p.persistent or p.v_dim != p.head_dim or p.narrow:
         # Rows of Q arrive for the next tile while this one's result leaves.
         scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.out_dtype)
-    if p.persistent:
-        scratch["q_empty"] = plgpu.Barrier(
-            num_arrivals=c.consumers, num_barriers=q_buffers
-        )
     body = functools.partial(_body, p)
     return launch(
         *(p, "attention", body, inputs, p.results, scratch),
@@ -141,18 +138,10 @@ def _produce(
     kv_head = lax.div(tile.head, np.int32(p.group))
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
-    buffer = p.q_buffer(position)
-    if p.persistent:
-
-        @plgpu.when(position > 1)
-        def _():
-            plgpu.barrier_wait(mem.q_empty.at[buffer])
-
+    slot = mem.q_ring.fill(position)
     first = plus(tile.q_first, tile.start)
-    q_rows = p.rows_of(mem.q, tile, first, c.block_q, tile.head)
-    plgpu.copy_gmem_to_smem(
-        q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
-    )
+    q = p.rows_of(mem.q, tile, first, c.block_q, tile.head)
+    plgpu.copy_gmem_to_smem(q, slot.buffers, slot.full, oob_mode=mode)
 
     steps = minus(blocks.end, blocks.first)
     last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
