@@ -180,6 +180,9 @@ SM_103A = dataclasses.replace(
     features=_BLACKWELL,
 )
 
+# Else `isinstance` looks up each attribute of the interface.
+Target.register(GpuTarget)
+
 TARGETS: dict[str, GpuTarget] = {t.name: t for t in (SM_90A, SM_100A, SM_103A)}
 DEFAULT_TARGET = SM_90A
 

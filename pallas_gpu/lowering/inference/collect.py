@@ -83,6 +83,21 @@ class Symbol:
 _text_of = functools.lru_cache(maxsize=1024)(str)
 
 
+class _Once:
+    """A function that is called once; `functools.cache` takes longer to make one."""
+
+    __slots__ = ("_known", "_make")
+
+    def __init__(self, make: Callable[[], int]):
+        self._make = make
+        self._known: int | None = None
+
+    def __call__(self) -> int:
+        if self._known is None:
+            self._known = self._make()
+        return self._known
+
+
 @dataclasses.dataclass(eq=False)
 class Node:
     """An instance of an operation.
@@ -133,7 +148,7 @@ class Node:
             operands = (str(x.origin()) for x in inputs if hasattr(x, "origin"))
             return digest(op.name, *params, *results, *operands)
 
-        return functools.cache(number)
+        return _Once(number)
 
     @property
     def key(self) -> int:
@@ -142,7 +157,7 @@ class Node:
 
     def _origin(self, slot: Slot) -> Callable[[], int]:
         number = self._number
-        return functools.cache(lambda: digest(str(number()), str(slot)))
+        return lambda: digest(str(number()), str(slot))
 
     # --- operands ---------------------------------------------------------------------
 
@@ -495,8 +510,9 @@ def _read(operand: Operand, env: dict[Value, Any]) -> Any:
         return env[operand]
     shape, dtype = operand.shape, operand.dtype
     known = None if shape else operand.value.item()
-    origin = functools.partial(digest, f"{dtype}{shape}")
-    return Symbol(tuple(shape), dtype, origin, known=known)
+    return Symbol(
+        tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"), known=known
+    )
 
 
 def collect(
