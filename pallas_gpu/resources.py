@@ -36,6 +36,7 @@ from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives._scratch import least_scratch_bytes
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.nodes import Operand
 from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
@@ -370,6 +371,7 @@ def _barriers(
     return count, slots, declared
 
 
+@kept
 def plan(
     jaxpr: _jax.Jaxpr,
     target: arch.GpuTarget,

@@ -120,7 +120,7 @@ def prepares(rewrite: Preparation) -> Preparation:
 def expanded(params: CallParams, target: arch.Target) -> CallParams:
     """Returns a kernel whose body has no composites; checks what their rules use."""
     mesh, semantics = params.mesh, params.compiler_params.lowering_semantics
-    if not any(map(_rule_of, equations(params.jaxpr))):
+    if not _has_composites(params.jaxpr):
         return params
     of_staging = functools.partial(_expanded, params.jaxpr, mesh, target, semantics)
     body = of_staging(None)
@@ -145,6 +145,11 @@ def planned(params: CallParams, target: arch.GpuTarget) -> resources.Plan:
     scratch_bytes = params.compiler_params.reduction_scratch_bytes
     body, warpgroups = expanded(params, target).jaxpr, params.mesh.warpgroups
     return resources.plan(body, target, params.name, scratch_bytes, warpgroups)
+
+
+@kept
+def _has_composites(jaxpr: _jax.Jaxpr) -> bool:
+    return any(map(_rule_of, equations(jaxpr)))
 
 
 @kept

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -174,7 +174,7 @@ def _boxes(spans, rows, lanes, colours, part: Part) -> Iterator[str]:
             title += ", its end was not recorded"
         yield (
             f'<rect {box} fill="{colours[name, is_wait]}" stroke="white" '
-            f'stroke-width="0.4"><title>{escape(title)}</title></rect>'
+            f'stroke-width="0.4"><title>{escape(title, quote=False)}</title></rect>'
         )
         if is_wait:
             yield f'<rect {box} fill="url(#wait)" pointer-events="none"/>'
@@ -222,7 +222,7 @@ def _legend(colours: Any, y: int, width: int) -> Iterator[tuple[int, str]]:
 
 
 def _text(x: float, y: float, text: str, attributes: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" {attributes}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" {attributes}>{escape(text, quote=False)}</text>'
 
 
 def duration(time: float, has_times: bool = True) -> str:
@@ -236,4 +236,4 @@ def duration(time: float, has_times: bool = True) -> str:
 
 def page(pictures: Sequence[str], text: str) -> str:
     """Returns pictures and a text as HTML."""
-    return "".join(pictures) + f"<pre>{escape(text)}</pre>"
+    return "".join(pictures) + f"<pre>{escape(text, quote=False)}</pre>"

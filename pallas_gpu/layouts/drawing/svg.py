@@ -6,7 +6,7 @@ from __future__ import annotations
 import colorsys
 import dataclasses
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
+from html import escape
 
 # Pixels.
 _WIDTH, _HEIGHT = 46, 30
@@ -65,7 +65,7 @@ def render(
 
 
 def _label(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" {attributes}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" {attributes}>{escape(text, quote=False)}</text>'
 
 
 def _labels(rows: Sequence[str], columns: Sequence[str]) -> list[str]:

@@ -510,9 +510,7 @@ def _read(operand: Operand, env: dict[Value, Any]) -> Any:
         return env[operand]
     shape, dtype = operand.shape, operand.dtype
     known = None if shape else operand.value.item()
-    return Symbol(
-        tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"), known=known
-    )
+    return Symbol(tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"), known=known)
 
 
 def collect(
