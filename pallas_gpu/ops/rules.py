@@ -38,7 +38,6 @@ def result_type(
     expected: str | None = None,
     what: str = "the result",
 ) -> jnp.dtype:
-    """Returns an element type."""
     found = as_dtype(dtype)
     if found in allowed:
         return found  # type: ignore[return-value]
@@ -208,7 +207,6 @@ def cached(make_kernel: Any) -> Any:
 
 
 def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
     for kept in _kernels:
         kept.cache_clear()
 

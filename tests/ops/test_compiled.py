@@ -22,7 +22,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import ops
-from pallas_gpu.ops.gemm import few_heuristic
+from pallas_gpu.ops.gemm import choice
 from tests.ops.gemm.test_few_heuristic import PROBLEMS
 from tests.support import golden
 
@@ -83,7 +83,7 @@ def few_rows(p):
             activation=p.epilogue.activation,
             transpose_a=p.transpose_a,
             transpose_b=p.transpose_b,
-            config=few_heuristic.choose(p),
+            config=choice.best_of_few(p),
         )
 
     return Row(call, (of(*a, dtype=p.dtype), of(*b, dtype=p.dtype), *gate))

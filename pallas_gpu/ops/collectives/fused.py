@@ -30,7 +30,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.collectives.devices import Group
 from pallas_gpu.ops.folded import split
-from pallas_gpu.ops.gemm import heuristic, hopper
+from pallas_gpu.ops.gemm import choice, hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
@@ -49,7 +49,7 @@ def choose(p: Problem, others_bytes: int = 0) -> MatmulConfig:
     one of 128 x 256 replaces it, in clusters that share columns. On two H200 that was
     the fastest of six for 16384 x 4096 by 4096 x 14336.
     """
-    c = heuristic.choose(p)
+    c = choice.best(p)
     if c.transposed or c.parts > 1 or c.tile_n % STORED_COLUMNS:
         c = MatmulConfig(tile_m=64, tile_n=128, cluster=None)
     c = dataclasses.replace(c, epilogue_m=64, epilogue_n=STORED_COLUMNS)

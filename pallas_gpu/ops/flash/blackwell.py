@@ -62,7 +62,6 @@ _CORRECTED, _STORED = 32, 64
 
 @cached
 def make_kernel(p: Problem[BlackwellAttentionConfig]) -> Any:
-    """Returns the function of q, k and v; see `attention`."""
     c = p.config
     ring = plgpu.Ring(
         tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
@@ -227,7 +226,7 @@ class _Softmax:
 
     @property
     def softmax(self) -> Softmax:
-        return Softmax(axis=1, factor=self.p.factor)
+        return Softmax(axis=1, factor=self.p.scores.factor)
 
     def step(self, state, masked=None) -> tuple[Any, Any]:
         """Computes the probabilities of a block, and corrects the result for them.

@@ -43,7 +43,6 @@ _REGISTERS = {5: (136, 40, 80)}
 
 @cached
 def make_kernel(p: Problem, inputs: tuple[str, ...]) -> Any:
-    """Returns the function of the operands of these names."""
     c = p.config
     part, stats = (p.dims, p.columns), (2, p.columns)
     scratch = copies.scratch(p)

@@ -159,7 +159,6 @@ def bounds(window: Any) -> tuple[int | None, int | None]:
 
 
 def take(x: Operands, packed: bool) -> Operands:
-    """Returns the operands in their normal form."""
     _pair("q_segment_ids", x.q_ids, "kv_segment_ids", x.kv_ids)
     _pair("cu_seqlens_q", x.q_starts, "cu_seqlens_kv", x.kv_starts)
     if packed:

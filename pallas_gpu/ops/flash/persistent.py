@@ -84,12 +84,6 @@ def of_workers(
         time, worker = heapq.heappop(free)
         own[worker].append(number)
         heapq.heappush(free, (time + cost, worker))
-    return _table(own)
-
-
-def _table(own: Sequence[Sequence[int]]) -> np.ndarray:
-    table = np.zeros((len(own), max(map(len, own)) + 3), np.int32)
-    for worker, numbers in enumerate(own):
-        table[worker, 0] = len(numbers)
-        table[worker, 1 : len(numbers) + 1] = numbers
-    return table
+    most = max(map(len, own)) + 2
+    rows = [[len(tiles), *tiles, *[0] * (most - len(tiles))] for tiles in own]
+    return np.array(rows, np.int32)

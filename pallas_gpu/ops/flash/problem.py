@@ -235,11 +235,6 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
         return (columns, rows) if self.narrow else (rows, columns)
 
     @property
-    def factor(self) -> float:
-        """Makes of scores exponents of two."""
-        return self.scores.factor
-
-    @property
     def results(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The result, and logsumexp: (batch, heads, q_len), or (heads, tokens)."""
         outer: tuple[int, ...] = () if self.packed else (self.batch,)

@@ -162,7 +162,6 @@ class Schedule(hopper.Schedule):
         return plgpu.align_to(plgpu.cdiv(self.config.tile_m, self.config.split), 8)
 
     def part_of_k(self, batch: Any = 0) -> tuple[Any, Any, Any]:
-        """Returns the product, this block's first step along K, and its steps."""
         c = self.config
         parts = c.split * c.clusters
         every, more = divmod(plgpu.cdiv(self.problem.k, c.tile_k), parts)
@@ -176,10 +175,6 @@ class Schedule(hopper.Schedule):
         return batch, first, lax.add(np.int32(every), (i < more).astype(np.int32))
 
     def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(batch, row, column, first_step)` for the tiles of this block.
-
-        `first_step` counts the steps of all its tiles.
-        """
         c, (rows, columns) = self.config, self.plane
         steps = self.part_of_k()[2]
 
@@ -222,11 +217,9 @@ class _Consumer(hopper.Consumer):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Columns of B, and rows of A."""
         return self.schedule.config.own_n, self.schedule.config.tile_m
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
-        """Returns the product of its columns of B with A, and that of the gate."""
         p, c = self.schedule.problem, self.schedule.config
         own = plgpu.ds(self.wg * c.own_n, c.own_n)
 
@@ -286,7 +279,6 @@ class _Consumer(hopper.Consumer):
                 )
 
     def add_share(self, count, batch, row, first, column) -> None:
-        """Adds this block's rows of `count` products, and stores them."""
         share = self.schedule.share
         rows = math.gcd(share, self.schedule.part_m, _ROWS)
         for start in range(0, share, rows):

@@ -68,7 +68,6 @@ class Problem:
     interpret: Any = None
 
     def but(self, **changes: Any) -> Self:
-        """Returns a problem that differs."""
         return dataclasses.replace(self, **changes)
 
     def tiles(self, m: int, n: int) -> int:
@@ -77,7 +76,6 @@ class Problem:
 
     @property
     def types(self) -> tuple[jnp.dtype, jnp.dtype]:
-        """The types of A and B."""
         return self.dtype, self.dtype if self.right is None else self.right
 
     @property
@@ -97,7 +95,6 @@ class Problem:
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
-        """Shape of the result."""
         return self.batch, self.m, self.n
 
     @property

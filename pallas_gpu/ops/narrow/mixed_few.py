@@ -248,7 +248,6 @@ class _Worker(Schedule):
         return jnp.clip(self.steps - self.rank * self.each, 0, self.each)
 
     def produce(self) -> None:
-        """Copies the block's tokens, and the weights of all its warpgroups."""
         c = self.c
         workers = [
             dataclasses.replace(self, wg=np.int32(i)) for i in range(c.warpgroups)
@@ -295,7 +294,6 @@ class _Worker(Schedule):
                 self.store(self.combined(turn), turn)
 
     def accumulate(self, turn, acc) -> Any:
-        """Returns the product of a part of K of a tile."""
         c, count, ring = self.c, self.count, self.ring
 
         converter = self.converter()

@@ -44,7 +44,6 @@ class Schedule(hopper.Schedule):
         return mem.but(operands=dataclasses.replace(mem.ring, buffers=buffers))
 
     def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
-        """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
         p, depth = self.problem, self.config.depth
         if p.group is not None:
             group = lax.div(block * depth, np.int32(p.group))
@@ -80,8 +79,6 @@ def make_kernel(p: Problem) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
-    """What one consumer warpgroup does."""
-
     converter: Any = None
 
     @property
@@ -105,7 +102,6 @@ class _Consumer(hopper.Consumer):
         return own.accumulate_converted(first_step, *accumulators)
 
     def load(self, step: Any) -> Any:
-        """Loads its rows of weights beside a product."""
         rows = plgpu.ds(self.wg * self.schedule.config.tile_m, 64)
         *_, units = self.mem.operands.take(step).buffers
         loaded = self.converter.load(units.at[rows])
@@ -116,7 +112,6 @@ class _Consumer(hopper.Consumer):
         return exact, widen.factors(self.scales_at(step), exact.dtype)
 
     def convert(self, step: Any, loaded: Any) -> Any:
-        """Returns what the tensor core multiplies, when it has no product under way."""
         if self.ahead:
             return widen.multiplied(*loaded)
         wide = self.converter.finish(loaded)

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropy fused with the last linear layer: no array of all logits."""
+"""Cross-entropy fused with the last linear layer: no array of all logits.
+
+The kernels are `ops.gemm.hopper`'s product with another end: `_statistics` reduces each
+row of a tile to its maximum, the sum of its exponentials, and the logit of the row's
+label; `_derivative` turns a tile into the derivative of the loss with respect to it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,14 +19,16 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rows import logits
 from pallas_gpu.ops.rules import (
     Array,
     Interpret,
     aligned,
     as_int32,
+    cached,
     no_types,
     vary_alike,
 )
@@ -28,6 +37,13 @@ _WHO = "linear_cross_entropy"
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
 _ALIGNED = 8
+# A consumer's tile and its exponentials fit in the registers.
+_CONFIG = MatmulConfig(tile_m=64, tile_n=128, stages=5, cluster=None)
+_ROW = plgpu.Layout.WGMMA_ROW
+# Below all logits, and finite: the difference of two of them is a number.
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+# Results of `_statistics`, and operands of `_derivative`.
+_FOUND, _FACTORS = ("tops", "totals", "picked"), ("d_top", "d_label", "logsumexp")
 
 
 @expect.arguments()
@@ -103,7 +119,7 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _losses(p: Problem, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
-    function = logits.statistics(p, _WHO)
+    function = _statistics(p, _WHO)
     operands = aligned(x)[None], aligned(w)[None]
     tops, totals, picked = function(*operands, _padded(labels, -1))
     top = jnp.max(tops, 0)
@@ -134,7 +150,7 @@ def _backward(p: Problem, saved: Any, d: Any) -> Any:
         # Its rows are multiples of 16 bytes, too; what the last columns hold is
         # dropped.
         of_part = p.but(n=count + -count % _ALIGNED)
-        d_logits = logits.derivative(of_part, f"{_WHO}_backward")(
+        d_logits = _derivative(of_part, f"{_WHO}_backward")(
             *(aligned(x)[None], aligned(part)[None], _padded(labels - start, -1)),
             *(d_top, d_label, _padded(logsumexp, 0.0)),
         )[0, :, :count]
@@ -152,11 +168,99 @@ _losses.defvjp(_forward, _backward)
 
 
 def _chunks(rows: int, classes: int) -> list[tuple[int, int]]:
-    most = max(1, _WORKSPACE // (2 * rows * logits.CONFIG.tile_n))
-    size = most * logits.CONFIG.tile_n
+    most = max(1, _WORKSPACE // (2 * rows * _CONFIG.tile_n))
+    size = most * _CONFIG.tile_n
     return [(i, min(size, classes - i)) for i in range(0, classes, size)]
 
 
 def _padded(rows: jax.Array, value: Any) -> jax.Array:
-    missing = logits.padded_rows(rows.shape[0]) - rows.shape[0]
+    missing = _padded_rows(rows.shape[0]) - rows.shape[0]
     return jnp.pad(rows, (0, missing), constant_values=value)
+
+
+# --- the kernels ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced(hopper.Consumer):
+    """A consumer that stores what its tiles' rows are reduced to."""
+
+    def inputs(self, row: Any, column: Any) -> tuple[Any, Any, Any]:
+        """Returns the labels of the rows, each element's column, and what is inside."""
+        c, p = self.schedule.config, self.schedule.problem
+        labels = self.of_rows(self.mem.labels, row)
+        columns = plgpu.broadcasted_iota(jnp.int32, (c.tile_m, c.tile_n), 1) + column
+        inside = columns < p.n if p.n % c.tile_n else None
+        return labels, columns, inside
+
+    def of_rows(self, ref: Any, row: Any) -> Any:
+        window = ref.at[plgpu.ds(row, self.schedule.config.tile_m)]
+        return plgpu.load(window, layout=_ROW, optimized=False)
+
+    def to_columns(self, rows: Any) -> Any:
+        c = self.schedule.config
+        return lax.broadcast_in_dim(rows, (c.tile_m, c.tile_n), (0,))
+
+
+class _Statistics(_Reduced):
+    def store(self, products: Sequence[Any], batch: Any, row: Any, column: Any) -> None:
+        del batch
+        c, (x,) = self.schedule.config, products
+        labels, columns, inside = self.inputs(row, column)
+        if inside is not None:
+            x = jnp.where(inside, x, _LOWEST)
+        is_label = columns == self.to_columns(labels)
+        picked = jnp.sum(jnp.where(is_label, x, 0.0), axis=1)
+        top = jnp.max(x, axis=1)
+        total = jnp.sum(jnp.exp(x - self.to_columns(top)), axis=1)
+        at = lax.div(column, jnp.int32(c.tile_n)), plgpu.ds(row, c.tile_m)
+        for name, rows in zip(_FOUND, (top, total, picked), strict=True):
+            self.mem.get(name)[at] = rows
+
+
+class _Derivative(_Reduced):
+    def store(self, products: Sequence[Any], batch: Any, row: Any, column: Any) -> None:
+        (x,) = products
+        labels, columns, inside = self.inputs(row, column)
+        d_top, d_label, logsumexp = (
+            self.of_rows(self.mem.get(name), row) for name in _FACTORS
+        )
+        d = jnp.exp(x - self.to_columns(logsumexp)) * self.to_columns(d_top)
+        is_label = columns == self.to_columns(labels)
+        d = d - jnp.where(is_label, self.to_columns(d_label), 0.0)
+        if inside is not None:
+            d = jnp.where(inside, d, 0.0)
+        super().store([d], batch, row, column)
+
+
+def _call(p: Problem, name: str, consumer: Any, results: Any, *factors: str) -> Any:
+    schedule, inputs = hopper.Schedule(p, _CONFIG), ("a", "b", "labels", *factors)
+    return hopper.launch(schedule, name, consumer, results, inputs=inputs)
+
+
+def _padded_rows(m: int) -> int:
+    return plgpu.cdiv(m, _CONFIG.block_m) * _CONFIG.block_m
+
+
+@cached
+def _statistics(p: Problem, name: str) -> Any:
+    """Returns a function of x, w and labels.
+
+    Its results are, for each tile of columns and each row, the largest logit, the sum
+    of the exponentials of all less that one, and the logit of the label, or 0 where it
+    is of another tile: float32 (column tiles, padded rows).
+    """
+    shape = plgpu.cdiv(p.n, _CONFIG.tile_n), _padded_rows(p.m)
+    out = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return _call(p, name, _Statistics, dict.fromkeys(_FOUND, out))
+
+
+@cached
+def _derivative(p: Problem, name: str) -> Any:
+    """Returns a function of x, w, labels and three factors of each row.
+
+    Its result, (1, M, N), is exp(logits - logsumexp) * d_top, less d_label in the
+    column of the label.
+    """
+    out = jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)
+    return _call(p, name, _Derivative, out, *_FACTORS)

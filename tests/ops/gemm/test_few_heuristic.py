@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu.ops import MatmulConfig, SplitMatmulConfig, matmul
-from pallas_gpu.ops.gemm import choice, few_heuristic
+from pallas_gpu.ops.gemm import choice
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
 from tests.support.matmuls import ROUNDING, operands, reference
@@ -44,17 +44,17 @@ of_problems = pytest.mark.parametrize(
 
 @of_problems
 def test_every_candidate_fits_in_shared_memory(p):
-    found = few_heuristic.candidates(p)
+    found = choice.candidates_of_few(p)
     assert found
     for c in found:
-        assert few_heuristic.smem_bytes(p, c, c.stages) <= SMEM_BYTES
-        assert few_heuristic.cost(p, c) > 0
+        assert choice.smem_bytes(p, c, c.stages) <= SMEM_BYTES
+        assert choice.cost(p, c) > 0
 
 
 def test_blocks_that_share_an_sm_run_at_once():
     p = problem(16, 4096, 4096)
-    split = [c for c in few_heuristic.candidates(p) if c.split == 8]
-    costs = [few_heuristic.cost(p, c) for c in split]
+    split = [c for c in choice.candidates_of_few(p) if c.split == 8]
+    costs = [choice.cost(p, c) for c in split]
     assert max(costs) < 2 * min(costs)
 
 

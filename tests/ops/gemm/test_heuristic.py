@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pallas_gpu import arch
 from pallas_gpu.ops import MatmulConfig, SplitMatmulConfig
-from pallas_gpu.ops.gemm import choice, heuristic
+from pallas_gpu.ops.gemm import choice
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
 
@@ -53,21 +53,21 @@ def smem_bytes(p, c):
 @given(SIZES, SIZES, SIZES, st.sampled_from(DTYPES), st.sampled_from(EPILOGUES))
 def test_the_buffers_fit_for_any_problem(m, n, k, dtype, epilogue):
     p = problem(m, n, k, dtype, epilogue=epilogue)
-    for c in heuristic.candidates(p):
+    for c in choice.candidates(p):
         assert c.stages >= 2
         assert smem_bytes(p, c) <= arch.SM_90A.smem_bytes_per_block
 
 
 def test_a_residual_leaves_the_third_stage():
     p = problem(1536, 4096, 8192, epilogue=Epilogue(residual=True))
-    c = heuristic.choose(p.but(residual_dtype=p.out_dtype))
+    c = choice.best(p.but(residual_dtype=p.out_dtype))
     assert (c.block_m, c.tile_n, c.stages) == (256, 192, 3)
 
 
 @settings(max_examples=25, deadline=None)
 @given(SIZES, SIZES, SIZES)
 def test_every_block_of_a_cluster_has_a_tile_and_a_part_of_k(m, n, k):
-    for c in heuristic.candidates(problem(m, n, k)):
+    for c in choice.candidates(problem(m, n, k)):
         rows, columns = -(-m // c.block_m), -(-n // c.tile_n)
         assert c.cluster != "m" or rows % 2 == 0
         assert c.cluster != "n" or columns % 2 == 0
@@ -82,13 +82,13 @@ def test_every_block_of_a_cluster_has_a_tile_and_a_part_of_k(m, n, k):
 )
 def test_the_tiles_fill_the_card(shape, tiles):
     p = problem(*shape)
-    c = heuristic.choose(p)
+    c = choice.best(p)
     m, n, _ = shape
     assert -(-m // c.block_m) * -(-n // c.tile_n) == tiles
 
 
 def test_of_equal_tiles_the_widest_instruction_is_chosen():
-    c = heuristic.choose(problem(1000, 4096, 4096))
+    c = choice.best(problem(1000, 4096, 4096))
     assert (c.tile_m, c.tile_n) == (64, 256)
 
 
@@ -96,7 +96,7 @@ def test_blocks_divide_a_long_k_of_few_tiles():
     c = choice.choose(problem(256, 256, 60000))
     assert c.parts >= 16
     gated = problem(256, 256, 60000, epilogue=EPILOGUES[3])
-    assert all(c.parts == 1 for c in heuristic.candidates(gated))
+    assert all(c.parts == 1 for c in choice.candidates(gated))
 
 
 def test_blocks_divide_a_long_k_of_few_rows_of_float32():
@@ -108,7 +108,7 @@ def test_blocks_divide_a_long_k_of_few_rows_of_float32():
 
 def test_few_rows_of_a_long_k_are_left_to_their_own_kernel():
     p = problem(1, 4096, 4096)
-    assert heuristic.choose(p).parts > 1
+    assert choice.best(p).parts > 1
     assert isinstance(choice.choose(p), SplitMatmulConfig)
 
 
@@ -116,8 +116,7 @@ def test_more_rows_are_not_estimated_to_be_faster():
     sizes = [64, 128, 1024, 4096]
     for (m, n), k in itertools.product(itertools.pairwise(sizes), sizes):
         costs = [
-            heuristic.cost(p, heuristic.choose(p))
-            for p in (problem(s, s, k) for s in (m, n))
+            choice.cost(p, choice.best(p)) for p in (problem(s, s, k) for s in (m, n))
         ]
         # Of few microseconds one is that of a cluster.
         assert costs[0] <= costs[1] + 1
@@ -125,7 +124,7 @@ def test_more_rows_are_not_estimated_to_be_faster():
 
 def test_what_was_measured_is_chosen():
     p = problem(8192, 8192, 8192)
-    assert choice.measured(p) == choice.choose(p) != heuristic.choose(p)
+    assert choice.measured(p) == choice.choose(p) != choice.best(p)
 
 
 def test_float32_is_transposed_by_xla_where_it_has_no_other_way():

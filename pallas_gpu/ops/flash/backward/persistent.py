@@ -27,7 +27,6 @@ from pallas_gpu.ops.memory import Memory
 
 
 def consume(p: BackwardProblem, mem: Memory, wg: Any, visits: Visits) -> None:
-    """Computes and stores the rows of dK and dV of a consumer, of all tiles."""
 
     def over_tiles(*accumulators):
         zero = jnp.int32(0)

@@ -374,8 +374,8 @@ class Consumer:
 
     def factor(self, own) -> Any:
         """Makes of modified scores exponents of two."""
-        p = self.p
-        return p.factor * own.scales[0] if self.scales_late else p.factor
+        factor = self.p.scores.factor
+        return factor * own.scales[0] if self.scales_late else factor
 
     @property
     def scales_late(self) -> bool:

@@ -66,7 +66,6 @@ def forward(p: Problem[AttentionConfig], x: Operands) -> dict[str, jax.Array]:
 
 @cached
 def make_kernel(p: Problem[AttentionConfig], inputs: tuple[str, ...]) -> Any:
-    """Returns the function of the inputs of these names; see `forward`."""
     c = p.config
     # Rows of Q arrive for the next tile while those of this one are still in use.
     q_buffers = 2 if p.persistent else 1
