@@ -2,7 +2,6 @@
 """Ready kernels, written on the public names alone."""
 
 from pallas_gpu.ops import collectives as collectives
-from pallas_gpu.ops import rules as _rules
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import (
@@ -34,6 +33,7 @@ from pallas_gpu.ops.rows.rotary import rotary_embedding
 from pallas_gpu.ops.rows.row_kernel import Reduction, row_kernel
 from pallas_gpu.ops.rows.softmax import log_softmax, softmax
 from pallas_gpu.ops.rows.top_k import top_k
+from pallas_gpu.ops.rules import clear_cache
 
 __all__ = [
     "AttentionBackwardConfig",
@@ -71,11 +71,6 @@ __all__ = [
     "softmax",
     "top_k",
 ]
-
-
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    _rules.clear_cache()
 
 
 def __dir__() -> list[str]:

@@ -207,6 +207,7 @@ def cached(make_kernel: Any) -> Any:
 
 
 def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
     for kept in _kernels:
         kept.cache_clear()
 

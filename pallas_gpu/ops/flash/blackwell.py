@@ -110,7 +110,7 @@ def _body(p: Problem, mem: Memory) -> None:
         @plgpu.warp_map
         def _(warp):
             plgpu.when(warp == _TMA_WARP)(lambda: _copy(p, mem, tile, steps))
-            plgpu.when(warp == _MMA_WARP)(lambda: _multiply(p, mem, steps))
+            plgpu.when(warp == _MMA_WARP)(lambda: _multiply(mem, steps))
 
     @plgpu.when(wg < _ISSUERS)
     def _():
@@ -148,7 +148,7 @@ def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
     copy_v(jnp.asarray(steps - 1, jnp.int32))
 
 
-def _multiply(p: Problem, mem: Memory, steps: Any) -> None:
+def _multiply(mem: Memory, steps: Any) -> None:
     def buffers_of(ring, tile, step):
         return (ring.take if tile == 0 else ring.slot)(step).buffers
 

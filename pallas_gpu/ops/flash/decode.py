@@ -11,21 +11,13 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import targets
+from pallas_gpu.ops import rules, targets
 from pallas_gpu.ops.flash.config import DecodeConfig
 from pallas_gpu.ops.flash.decode_kernel import make_kernel
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
 from pallas_gpu.ops.flash.operands import factor
 from pallas_gpu.ops.flash.problem import APPROXIMATE
-from pallas_gpu.ops.rules import (
-    Array,
-    Factor,
-    Interpret,
-    check_array,
-    no_types,
-    positive,
-    without_derivative,
-)
+from pallas_gpu.ops.rules import Array, Factor, Interpret
 
 _WHO = "decode_attention"
 _MOST_QUERIES, _MOST_DIMS = 8, 256
@@ -142,7 +134,7 @@ def decode_attention(
     batch, q_len, heads, head_dim = q.shape
     sm_scale = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
     for name, number in (("sm_scale", sm_scale), ("soft_cap", soft_cap)):
-        positive(_WHO, name, number, "negate q, or v, instead")
+        rules.positive(_WHO, name, number, "negate q, or v, instead")
     target = targets.chosen(compiler_params)
     _check_target(target)
     factors = [x if isinstance(x, float) else 1.0 for x in scales]
@@ -163,7 +155,6 @@ def decode_attention(
         heads_first=kv_layout == "HND",
         kv_axis=kv_axis,
         has_lengths=lengths is not None,
-        scales=(not isinstance(scales[0], float), not isinstance(scales[1], float)),
         v_factor=factors[1],
         causal=causal,
         window=window,
@@ -196,7 +187,7 @@ def _without_derivative(p: Problem, arrays: dict[str, Any]) -> Any:
         got="a call that JAX differentiates",
         hint="use ops.attention, or jax.lax.stop_gradient of q, k and v",
     )
-    return without_derivative(make_kernel(p, tuple(arrays)), refusal)(arrays)
+    return rules.without_derivative(make_kernel(p, tuple(arrays)), refusal)(arrays)
 
 
 def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) -> _Cache:
@@ -261,7 +252,7 @@ def _check(
     _check_types(q, k, v, head_dim)
     if lengths is not None:
         each = "one number of tokens for each sequence"
-        check_array(_WHO, "lengths", lengths, [(batch,)], each, jnp.int32)
+        rules.check_array(_WHO, "lengths", lengths, [(batch,)], each, jnp.int32)
     if paged:
         _check_pages(batch, cache.tokens, page_table)
 
@@ -274,7 +265,7 @@ def _check_types(q: Any, k: Any, v: Any, head_dim: int) -> None:
     ):  # fmt: skip
         wanted = "float16 or bfloat16 for q; for k and v the same type, or both "
         wanted += ", ".join(jnp.dtype(d).name for d in _NARROW)
-        raise no_types(_WHO, wanted, q, k, v)
+        raise rules.no_types(_WHO, wanted, q, k, v)
     if narrow and head_dim % 32:
         raise errors.ShapeError(
             "decode_attention: this head_dim is not supported for elements of 8 bits",
@@ -299,7 +290,7 @@ def _check_pages(batch: int, page_size: int, table: Any) -> None:
             got=tuple(table.shape),
             hint="rows of sequences with fewer pages may end in any numbers",
         )
-    check_array(_WHO, "page_table", table, [table.shape], "", jnp.int32)
+    rules.check_array(_WHO, "page_table", table, [table.shape], "", jnp.int32)
 
 
 def _check_target(found: Any) -> None:

@@ -48,7 +48,6 @@ class Problem:
     heads_first: bool
     kv_axis: int | None
     has_lengths: bool
-    scales: tuple[bool, bool]
     v_factor: float
     causal: bool
     window: int | None

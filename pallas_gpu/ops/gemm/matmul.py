@@ -14,7 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops import targets
+from pallas_gpu.ops import rules, targets
 from pallas_gpu.ops.gemm import choice
 from pallas_gpu.ops.gemm.config import (
     BlackwellMatmulConfig,
@@ -23,19 +23,7 @@ from pallas_gpu.ops.gemm.config import (
 )
 from pallas_gpu.ops.gemm.epilogue import PLAIN, Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import (
-    Array,
-    Interpret,
-    aligned,
-    as_dtype,
-    check_array,
-    no_product,
-    no_types,
-    padded,
-    require_type,
-    result_type,
-    vary_alike,
-)
+from pallas_gpu.ops.rules import Array, Interpret
 
 type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
@@ -155,7 +143,7 @@ def matmul(
     )
     if residual is not None:
         residual = jnp.reshape(residual, problem.out_shape)
-    out = product(problem, *vary_alike((a, b, gate, bias, residual)))
+    out = product(problem, *rules.vary_alike((a, b, gate, bias, residual)))
     return out.reshape(*batch, -1, problem.n)
 
 
@@ -164,10 +152,10 @@ def _out_dtype(dtype: Any, operands: Any, epilogue: Epilogue) -> jnp.dtype:
     if dtype is None:
         is_sum = is_integer and epilogue.is_identity
         dtype = jnp.int32 if is_sum else jnp.float32 if is_integer else operands
-    found = as_dtype(dtype)
+    found = rules.as_dtype(dtype)
     is_float = found is not None and jnp.issubdtype(found, jnp.floating)
     is_sum = is_integer and epilogue.is_identity
-    return result_type(
+    return rules.result_type(
         "matmul",
         dtype,
         [found] * is_float + [jnp.dtype(jnp.int32)] * is_sum,  # type: ignore[arg-type]
@@ -180,12 +168,12 @@ def _check_dtypes(a: Any, b: Any, gate: Any, bias: Any, residual: Any) -> None:
     factors = [x for x in (a, b, gate) if x is not None]
     if len({x.dtype for x in factors}) > 1 or a.dtype not in _DTYPES:
         wanted = "float16, bfloat16, float32 or int8 for both operands"
-        raise no_types("matmul", wanted, *factors)
+        raise rules.no_types("matmul", wanted, *factors)
     for name, x in (("bias", bias), ("residual", residual)):
         if x is not None:
             fits = jnp.issubdtype(x.dtype, jnp.floating)
             wanted = "a floating-point type"
-            require_type("matmul", f"the {name}", x, fits, wanted, got=x.dtype)
+            rules.require_type("matmul", f"the {name}", x, fits, wanted, got=x.dtype)
 
 
 def _check_shapes(
@@ -206,7 +194,7 @@ def _check_shapes(
     if not fits or ends[0][1] != ends[1][0] or len(set(batches)) > 1:
         rows = "(..., K, M)" if transpose_a else "(..., M, K)"
         columns = "(..., N, K)" if transpose_b else "(..., K, N)"
-        raise no_product(
+        raise rules.no_product(
             "matmul",
             f"{rows} and {columns} without empty dimensions, leading ones equal or of "
             "one operand alone",
@@ -224,7 +212,7 @@ def _check_shapes(
         if x is not None:
             each = "a gate is like b, a bias has a value for each column, and a "
             each += "residual is like the result"
-            check_array("matmul", name, x, [shape], each)
+            rules.check_array("matmul", name, x, [shape], each)
     if gate is not None and bias is not None:
         raise errors.ArgumentError(
             "matmul: a bias beside a gate",
@@ -252,15 +240,15 @@ def _run(p: Problem, a: jax.Array, b: jax.Array, **others: jax.Array | None) -> 
     multiple = _TMA_BYTES // min(x.itemsize for x in dtypes)
     p = p.but(n=plgpu.align_to(n, multiple))
     if (residual := others.get("residual")) is not None:
-        others["residual"] = padded(residual, p.n)
+        others["residual"] = rules.padded(residual, p.n)
     if (gate := others.get("gate")) is not None:
-        others["gate"] = aligned(gate)
+        others["gate"] = rules.aligned(gate)
     config = p.config or choice.choose(p)
     if (bias := others.get("bias")) is not None and n % config.columns:
         others["bias"] = jnp.pad(bias, (0, _COLUMNS))
     f = choice.KERNELS[type(config)](p.but(config=config))
     extra = [others[name] for name in p.epilogue.operands]
-    out = f(aligned(a), aligned(b), *extra)
+    out = f(rules.aligned(a), rules.aligned(b), *extra)
     return out if p.n == n else out[:, :, :n]
 
 

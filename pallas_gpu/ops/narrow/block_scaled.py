@@ -11,19 +11,11 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import rules
 from pallas_gpu.ops.gemm.blackwell import SCALE_TILE, SCALES, Schedule, tiled_kernel
 from pallas_gpu.ops.gemm.config import BLOCK_M, BlockScaledMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import (
-    Array,
-    Interpret,
-    aligned,
-    check_narrow,
-    no_derivative,
-    no_product,
-    result_type,
-    without_derivative,
-)
+from pallas_gpu.ops.rules import Array, Interpret
 
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
@@ -84,7 +76,7 @@ def block_scaled_matmul(
       >>> y = block_scaled_matmul(a, b, a_scales, b_scales, jnp.bfloat16)
     """
     (m, n, k), batch = _sizes(lhs, rhs)
-    out = result_type(_WHO, preferred_element_type, _RESULTS)
+    out = rules.result_type(_WHO, preferred_element_type, _RESULTS)
     block = _block(lhs, rhs, lhs_scales, rhs_scales)
     _check_target(compiler_params)
     _check_factor(scale)
@@ -109,8 +101,8 @@ def block_scaled_matmul(
         return jnp.zeros((*batch, m, n), out)
     run = functools.partial(_run, problem)
     operands = lhs, rhs, lhs_scales, rhs_scales
-    refusal = no_derivative(_WHO, "rounding")
-    return without_derivative(run, refusal)(*operands, *factor)
+    refusal = rules.no_derivative(_WHO, "rounding")
+    return rules.without_derivative(run, refusal)(*operands, *factor)
 
 
 def _run(p: Problem, *operands) -> jax.Array:
@@ -122,7 +114,7 @@ def _run(p: Problem, *operands) -> jax.Array:
             _tiled_scales(x, size, columns)
             for x, size in zip((a_scales, b_scales), rows, strict=True)
         )
-        return kernel(aligned(a), aligned(b), *held, *factor)
+        return kernel(rules.aligned(a), rules.aligned(b), *held, *factor)
 
     if operands[0].ndim == 2:
         return product(*operands)
@@ -160,13 +152,15 @@ def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
         or (shapes[0][:-2] != shapes[1][:-2])
     ):
         wanted = "(M, K) and (N, K), or (batch, M, K) and (batch, N, K)"
-        raise no_product(_WHO, wanted, lhs, rhs, "K is the last dimension of both")
+        raise rules.no_product(
+            _WHO, wanted, lhs, rhs, "K is the last dimension of both"
+        )
     return (shapes[0][-2], shapes[1][-2], shapes[0][-1]), shapes[0][:-2]
 
 
 def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
     hint = "quantize the operands with ops.quantize_blocks"
-    check_narrow(_WHO, lhs, rhs, E2M1, hint)
+    rules.check_narrow(_WHO, lhs, rhs, E2M1, hint)
     dtype = jnp.dtype(lhs.dtype)
     admitted = ADMITTED[4 if dtype == E2M1 else 8]
     held = [jnp.dtype(x.dtype) for x in (lhs_scales, rhs_scales)]

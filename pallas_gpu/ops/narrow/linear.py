@@ -15,31 +15,19 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import rules
 from pallas_gpu.ops.gemm.config import LinearFewConfig, LinearManyConfig
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
-from pallas_gpu.ops.rules import (
-    FLOAT8,
-    Array,
-    Interpret,
-    aligned,
-    bits,
-    check_array,
-    check_bias,
-    check_operands,
-    padded,
-    require_type,
-    result_type,
-    vary_alike,
-)
+from pallas_gpu.ops.rules import Array, Interpret
 from pallas_gpu.ops.tiles import persistent_blocks
 
 type Config = LinearFewConfig | LinearManyConfig
 
 _FLOATS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32)))
-_WEIGHTS = jnp.dtype(jnp.int8), jnp.dtype(jnp.int4), *FLOAT8
+_WEIGHTS = jnp.dtype(jnp.int8), jnp.dtype(jnp.int4), *rules.FLOAT8
 # TMA: rows are multiples of 16 bytes.
 _ROW_BITS = 128
 # Tokens up to which blocks read weights alone, of 8 bits; of 4 bits half as many.
@@ -122,7 +110,7 @@ def linear(
             out_dtype=out_dtype, compiler_params=compiler_params, interpret=interpret,
         )  # fmt: skip
     hint = "transpose_w=True is for weights (N, K)"
-    k, n = check_operands("linear", x, w, transpose_w, hint, rows="...")
+    k, n = rules.check_operands("linear", x, w, transpose_w, hint, rows="...")
     group = _check(x, w_scale, bias, k, n)
     given = {
         "masks": widen.is_integer(w.dtype),
@@ -134,7 +122,7 @@ def linear(
         n=n,
         k=k,
         dtype=jnp.dtype(x.dtype),
-        out_dtype=result_type(
+        out_dtype=rules.result_type(
             "linear",
             x.dtype if out_dtype is None else out_dtype,
             _FLOATS,
@@ -152,7 +140,7 @@ def linear(
     )
     if 0 in (*x.shape, n):
         return _reference(problem, x, w, w_scale, bias)
-    operands = vary_alike((x.reshape(-1, k), w, w_scale, bias))
+    operands = rules.vary_alike((x.reshape(-1, k), w, w_scale, bias))
     return _linear(problem, *operands).reshape(*x.shape[:-1], n)
 
 
@@ -162,7 +150,7 @@ def linear(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _linear(p: Problem, x, w, w_scale, bias):
     right = w if p.transpose_b else w.T
-    x, right = aligned(x, _ROW_BITS // bits(w.dtype)), aligned(right)
+    x, right = rules.aligned(x, _ROW_BITS // rules.bits(w.dtype)), rules.aligned(right)
     p = p.but(k=x.shape[1], transpose_b=True)
     config = p.config or default_config(p)
     family: Any = mixed_few if isinstance(config, LinearFewConfig) else mixed_many
@@ -171,9 +159,9 @@ def _linear(p: Problem, x, w, w_scale, bias):
     given = {
         "masks": lambda: jnp.asarray(widen.masks(w.dtype, x.dtype)),
         # TMA addresses rows of scales of groups; the others are read in whole tiles.
-        "group_scale": lambda: aligned(w_scale.astype(jnp.float32)),
-        "scale": lambda: padded(w_scale, columns),
-        "bias": lambda: padded(bias, columns),
+        "group_scale": lambda: rules.aligned(w_scale.astype(jnp.float32)),
+        "scale": lambda: rules.padded(w_scale, columns),
+        "bias": lambda: rules.padded(bias, columns),
     }
     operands = [given[name]() for name in p.operands]
     orders = isinstance(config, LinearManyConfig) or mixed_few.orders_tokens(p, config)
@@ -212,7 +200,7 @@ def _reference(p: Problem, x, w, w_scale, bias):
 
 
 def default_config(p: Problem) -> Config:
-    if p.m <= (_FEW if bits(p.right) == 8 else _FEW // 2):
+    if p.m <= (_FEW if rules.bits(p.right) == 8 else _FEW // 2):
         for config in _few(p, plgpu.align_to(p.m, 16)):
             if mixed_few.fits(p, config):
                 return config
@@ -226,7 +214,7 @@ def default_config(p: Problem) -> Config:
     if (
         tokens == 256
         and p.group == 32
-        and bits(p.right) == 8
+        and rules.bits(p.right) == 8
         and p.out_dtype.itemsize == 4
     ):
         # Two groups of scales a step and results of 4 bytes leave no room for a fourth.
@@ -245,7 +233,7 @@ def _few(p: Problem, tokens: int) -> Iterator[LinearFewConfig]:
     )
     if tiles >= 2 * _SMS and tokens == 16:
         # Weights of 4 bits are converted as fast as three buffers are filled.
-        for stages in (4, 3, 2) if bits(p.right) == 8 else (3, 2):
+        for stages in (4, 3, 2) if rules.bits(p.right) == 8 else (3, 2):
             yield dataclasses.replace(resident, stages=stages)
     elif tiles >= 2 * _SMS:
         yield dataclasses.replace(c, rows=128, stages=2, warpgroups=2, blocks=_SMS)
@@ -281,16 +269,16 @@ def _check(x: Any, w_scale: Any, bias: Any, k: int, n: int) -> int | None:
             got=expect.shown(x),
             hint="convert x, or use ops.scaled_matmul for two narrow operands",
         )
-    check_bias("linear", bias, n)
+    rules.check_bias("linear", bias, n)
     for name, a in (("bias", bias), ("w_scale", w_scale)):
         if a is not None:
             fits = jnp.dtype(a.dtype) in _FLOATS
-            require_type("linear", name, a, fits, "float32, bfloat16 or float16")
+            rules.require_type("linear", name, a, fits, "float32, bfloat16 or float16")
     if w_scale is None:
         return None
     groups: list[Any] = [None, 32, 64, 128]
     shapes = [(n,), *((plgpu.cdiv(k, group), n) for group in groups[1:])]
     each = "(N,), or (K / group, N) with groups of 32, 64 or 128; ops.quantize returns "
     each += "them so"
-    check_array("linear", "w_scale", w_scale, shapes, each)
+    rules.check_array("linear", "w_scale", w_scale, shapes, each)
     return groups[shapes.index(tuple(w_scale.shape))]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import targets
+from pallas_gpu.ops import rules, targets
 from pallas_gpu.ops.gemm import blackwell, hopper
 from pallas_gpu.ops.gemm.config import (
     BLOCK,
@@ -22,24 +22,13 @@ from pallas_gpu.ops.gemm.config import (
 )
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import (
-    FLOAT8,
-    Array,
-    Interpret,
-    aligned,
-    check_bias,
-    check_narrow,
-    check_operands,
-    no_derivative,
-    padded,
-    require_type,
-    result_type,
-    without_derivative,
-)
+from pallas_gpu.ops.rules import Array, Interpret
 from pallas_gpu.ops.tiles import persistent_blocks
 
 _INT8 = jnp.dtype(jnp.int8)
-_RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + FLOAT8
+_RESULTS = (
+    tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + rules.FLOAT8
+)
 _INT32 = jnp.dtype(jnp.int32)
 _SMS = arch.SM_90A.sm_count
 
@@ -115,13 +104,13 @@ def scaled_matmul(
       >>> y = scaled_matmul(a, b, a_scale, b_scale, transpose_b=True)
     """
     hint = "use jax.vmap for a batch; transpose_b=True is for b of shape (N, K)"
-    k, n = check_operands("scaled_matmul", a, b, transpose_b, hint)
+    k, n = rules.check_operands("scaled_matmul", a, b, transpose_b, hint)
     m, dtype = a.shape[0], jnp.dtype(a.dtype)
     hint = "quantize the operands, or use ops.matmul or ops.linear"
-    check_narrow("scaled_matmul", a, b, _INT8, hint)
+    rules.check_narrow("scaled_matmul", a, b, _INT8, hint)
     integers = dtype == _INT8
     plain = integers and all(x is None for x in (a_scale, b_scale, bias))
-    out = result_type(
+    out = rules.result_type(
         "scaled_matmul",
         out_dtype,
         (*_RESULTS, *[_INT32] * plain),
@@ -129,12 +118,12 @@ def scaled_matmul(
         + "; int32 for int8 operands without scales and bias",
     )
     kinds = _kinds(a_scale, b_scale, (m, n, k), transpose_b)
-    check_bias("scaled_matmul", bias, n)
+    rules.check_bias("scaled_matmul", bias, n)
     if bias is not None:
         floating = jnp.issubdtype(bias.dtype, jnp.floating)
         fits = floating and bias.dtype.itemsize >= 2
         wanted = "float32, float16 or bfloat16"
-        require_type("scaled_matmul", "the bias", bias, fits, wanted)
+        rules.require_type("scaled_matmul", "the bias", bias, fits, wanted)
     blocked = "blocks" in kinds
     if promote is False and blocked:
         raise errors.ArgumentError(
@@ -160,13 +149,13 @@ def scaled_matmul(
         return (filled if bias is None else filled + bias).astype(out)
     extent = _FAMILIES[type(config)][0](problem, config).tiles.extent
     scales = _scales(problem, extent, kinds, a_scale, b_scale, transpose_b)
-    added = [] if bias is None else [padded(bias, extent[1])]
+    added = [] if bias is None else [rules.padded(bias, extent[1])]
     problem = problem.but(scales=tuple(scales), config=config)
     run = functools.partial(_run, problem)
     right = b if transpose_b else b.T
-    refusal = no_derivative("scaled_matmul", "rounding to 8 bits")
+    refusal = rules.no_derivative("scaled_matmul", "rounding to 8 bits")
     operands = a, right, *scales.values(), *added
-    return without_derivative(run, refusal)(*operands)
+    return rules.without_derivative(run, refusal)(*operands)
 
 
 def _chosen(p: Problem, kinds: Sequence[str | None]) -> Config:
@@ -221,7 +210,7 @@ def _scales(p: Problem, extent, kinds, a, b, transpose_b: bool) -> dict[str, Any
         }
     match kinds[0]:
         case "blocks":
-            scales["a_blocks"] = aligned(a.T)
+            scales["a_blocks"] = rules.aligned(a.T)
         case "tensor":
             scales["a_scale"] = a.reshape(1)
     match kinds[1]:
@@ -230,14 +219,14 @@ def _scales(p: Problem, extent, kinds, a, b, transpose_b: bool) -> dict[str, Any
         case "tensor":
             scales["b_scale"] = b.reshape(1)
     if kinds[0] == "rows":
-        scales["row_scale"] = padded(a.reshape(p.m), extent[0])
+        scales["row_scale"] = rules.padded(a.reshape(p.m), extent[0])
     if kinds[1] == "columns":
-        scales["column_scale"] = padded(b.reshape(p.n), extent[1])
+        scales["column_scale"] = rules.padded(b.reshape(p.n), extent[1])
     return scales
 
 
 def _run(p: Problem, a, b, *operands):
-    a, b = aligned(a), aligned(b)
+    a, b = rules.aligned(a), rules.aligned(b)
     _, make_kernel = _FAMILIES[type(p.config)]
     return make_kernel(p.but(k=a.shape[1]))(a, b, *operands)
 

@@ -19,19 +19,12 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops import rules
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import (
-    Array,
-    Interpret,
-    aligned,
-    as_int32,
-    cached,
-    no_types,
-    vary_alike,
-)
+from pallas_gpu.ops.rules import Array, Interpret
 
 _WHO = "linear_cross_entropy"
 # The derivatives of logits that exist at one time, in bytes.
@@ -95,9 +88,9 @@ def linear_cross_entropy(
         compiler_params=compiler_params or plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )
-    labels = as_int32("linear_cross_entropy", "labels", labels)
+    labels = rules.as_int32("linear_cross_entropy", "labels", labels)
     operands = rows, w, labels.reshape(-1)
-    loss, logsumexp = _losses(problem, *vary_alike(operands))
+    loss, logsumexp = _losses(problem, *rules.vary_alike(operands))
     loss, logsumexp = (r.reshape(labels.shape) for r in (loss, logsumexp))
     return (loss, logsumexp) if return_logsumexp else loss
 
@@ -114,13 +107,15 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
             hint="transpose_w says that w is (classes, depth)",
         )
     if x.dtype != w.dtype or x.dtype not in (jnp.float16, jnp.bfloat16):
-        raise no_types("linear_cross_entropy", "float16 or bfloat16 for x and w", x, w)
+        raise rules.no_types(
+            "linear_cross_entropy", "float16 or bfloat16 for x and w", x, w
+        )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _losses(p: Problem, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
     function = _statistics(p, _WHO)
-    operands = aligned(x)[None], aligned(w)[None]
+    operands = rules.aligned(x)[None], rules.aligned(w)[None]
     tops, totals, picked = function(*operands, _padded(labels, -1))
     top = jnp.max(tops, 0)
     logsumexp = top + jnp.log(jnp.sum(totals * jnp.exp(tops - top), 0))
@@ -151,7 +146,11 @@ def _backward(p: Problem, saved: Any, d: Any) -> Any:
         # dropped.
         of_part = p.but(n=count + -count % _ALIGNED)
         d_logits = _derivative(of_part, f"{_WHO}_backward")(
-            *(aligned(x)[None], aligned(part)[None], _padded(labels - start, -1)),
+            *(
+                rules.aligned(x)[None],
+                rules.aligned(part)[None],
+                _padded(labels - start, -1),
+            ),
             *(d_top, d_label, _padded(logsumexp, 0.0)),
         )[0, :, :count]
         d_x = matmul(
@@ -242,7 +241,7 @@ def _padded_rows(m: int) -> int:
     return plgpu.cdiv(m, _CONFIG.block_m) * _CONFIG.block_m
 
 
-@cached
+@rules.cached
 def _statistics(p: Problem, name: str) -> Any:
     """Returns a function of x, w and labels.
 
@@ -255,7 +254,7 @@ def _statistics(p: Problem, name: str) -> Any:
     return _call(p, name, _Statistics, dict.fromkeys(_FOUND, out))
 
 
-@cached
+@rules.cached
 def _derivative(p: Problem, name: str) -> Any:
     """Returns a function of x, w, labels and three factors of each row.
 

@@ -29,10 +29,6 @@ class Launch(NamedTuple):
     interpret: Any
 
     @property
-    def options(self) -> dict[str, Any]:
-        return {"compiler_params": self.compiler_params, "interpret": self.interpret}
-
-    @property
     def backward(self) -> Launch:
         return self._replace(name=f"{self.name}_backward")
 
