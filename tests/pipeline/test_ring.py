@@ -69,6 +69,25 @@ def test_a_step_may_be_of_another_integer_type():
     everywhere.check(doubled(plgpu.Ring.of(rows()), dtype=jnp.uint32), args, X * 2)
 
 
+def test_one_warpgroup_fills_and_reads_a_ring_without_empty_barriers():
+    def body(x, o, ring):
+        def copy(i):
+            slot = ring.fill(i)
+            plgpu.copy_gmem_to_smem(x.at[i], slot.buffers, slot.full)
+
+        copy(0)
+        copy(1)
+
+        @plgpu.loop(0, STEPS)
+        def _(i):
+            o[i] = ring.take(i).buffers[...] * 2
+            plgpu.commit_smem()
+            plgpu.when(i + 2 < STEPS)(lambda: copy(i + 2))
+
+    ring = plgpu.Ring(rows(), None, plgpu.Barrier(num_barriers=2))
+    everywhere.check(everywhere.kernel(body, X, ring), (X,), X * 2)
+
+
 def shared(x, o, ring):
     """Two CTAs copy a half of each block to both, and store their own half."""
     cta = lax.axis_index("c")

@@ -6,13 +6,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import ops
+from pallas_gpu.ops.tiles import starts_inside
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
 
@@ -110,3 +113,11 @@ def test_vmap_over_a_batch():
     product = jax.vmap(ops.matmul)(a, b)
     expected = wide(a) @ wide(b)[:, None]
     np.testing.assert_allclose(wide(product), expected, atol=2**-6)
+
+
+def test_only_sides_that_a_part_may_lie_beyond_are_compared():
+    problem = types.SimpleNamespace(m=100, n=256)
+    tiles = plgpu.TileSchedule((100, 256), (128, 128))
+    assert starts_inside(problem, tiles, (64, 64), 64, 0) is None
+    assert starts_inside(problem, tiles, (16, 64), 112, 512) is False
+    assert starts_inside(problem, tiles, (16, 64), 96, 512) is True
