@@ -16,8 +16,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.gmem.tma_view import (
     INNER_BOX_BYTES,
@@ -29,7 +27,7 @@ from pallas_gpu.layouts.gmem.tma_view import (
     divisors,
 )
 from pallas_gpu.layouts.smem.layout import SmemLayout
-from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes, swizzle_bytes
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes
 from pallas_gpu.layouts.smem.window import check_window, match_axes
 from pallas_gpu.layouts.window import Window
 
@@ -101,46 +99,6 @@ class TmaPlan:
             dim.coordinate(starts) + addend
             for dim, addend in zip(self.dims, instruction.addends, strict=True)
         )
-
-    def _transfers(self, starts: Sequence[int]):
-        """For each instruction: SMEM byte offsets, GMEM elements, whether in bounds."""
-        boxes = [np.arange(d.box) for d in self.dims]
-        grid = np.stack(np.meshgrid(*boxes, indexing="ij"), axis=-1)
-        grid = grid.reshape(-1, len(self.dims))
-        item = self.element_bits // 8
-        for instruction in self.instructions:
-            at = grid + np.array(self.coordinates(instruction, starts))
-            sizes = np.array([d.size for d in self.dims])
-            inside = ((at >= 0) & (at < sizes)).all(axis=1)
-            element = at @ np.array([d.stride_elems for d in self.dims])
-            offset = instruction.smem_offset_bytes + np.arange(len(grid)) * item
-            yield swizzle_bytes(offset, self.swizzle), element, inside
-
-    def simulate(self, gmem: np.ndarray, starts: Sequence[int]) -> np.ndarray:
-        """The bytes of SMEM after a load, as executed by the hardware.
-
-        Args:
-          gmem: the array, with elements of `element_bits` (8 or more) bits.
-          starts: the slice's start in each dimension.
-        """
-        item = self.element_bits // 8
-        source = np.ascontiguousarray(gmem).reshape(-1).view(np.uint8).reshape(-1, item)
-        smem = np.full(self.smem_bytes, 0xEE, dtype=np.uint8)
-        for offset, element, inside in self._transfers(starts):
-            values = np.where(inside[:, None], source[np.where(inside, element, 0)], 0)
-            smem[offset[:, None] + np.arange(item)] = values
-        return smem
-
-    def simulate_store(
-        self, smem: np.ndarray, gmem: np.ndarray, starts: Sequence[int]
-    ) -> np.ndarray:
-        """The array after a store of the bytes `smem` into `gmem`."""
-        item = self.element_bits // 8
-        flat = np.ascontiguousarray(gmem).reshape(-1).copy()
-        target = flat.view(np.uint8).reshape(-1, item)
-        for offset, element, inside in self._transfers(starts):
-            target[element[inside]] = smem[offset[:, None] + np.arange(item)][inside]
-        return flat.reshape(gmem.shape)
 
 
 def plan_copy(

@@ -47,17 +47,6 @@ def wavefronts_of(addresses: np.ndarray, width_bytes: int) -> np.ndarray:
     return per_phase.sum(axis=-1)
 
 
-def wavefronts(addresses: np.ndarray, width_bytes: int) -> int:
-    """The wavefronts of one warp's access; see `wavefronts_of`."""
-    return int(wavefronts_of(np.asarray(addresses), width_bytes))
-
-
 def ideal_wavefronts(lanes: int, width_bytes: int) -> int:
     """The wavefronts without bank conflicts."""
     return max(1, lanes // phase_lanes(width_bytes))
-
-
-def conflict_degree(addresses: np.ndarray, width_bytes: int) -> float:
-    """The slowdown of an access due to bank conflicts; 1 means none."""
-    lanes = np.asarray(addresses).shape[-1]
-    return wavefronts(addresses, width_bytes) / ideal_wavefronts(lanes, width_bytes)

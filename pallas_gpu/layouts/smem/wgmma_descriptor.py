@@ -109,8 +109,8 @@ class WgmmaOperand:
     def fields(self) -> int:
         """The 64-bit descriptor without its start address."""
         return (
-            _encode(self.leading_offset_bytes) << _LEADING_SHIFT
-            | _encode(self.stride_offset_bytes) << _STRIDE_SHIFT
+            encode_address(self.leading_offset_bytes) << _LEADING_SHIFT
+            | encode_address(self.stride_offset_bytes) << _STRIDE_SHIFT
             | _SWIZZLE_CODES[self.swizzle] << _SWIZZLE_SHIFT
         )
 
@@ -229,12 +229,7 @@ def plan_operand(
     return operand
 
 
-def encode_address(address_bytes: int) -> int:
-    """The descriptor's bits for a start address in shared memory."""
-    return _encode(address_bytes)
-
-
-def _encode(value_bytes: int) -> int:
+def encode_address(value_bytes: int) -> int:
     return (value_bytes & ADDRESS_MASK) >> ADDRESS_SHIFT
 
 

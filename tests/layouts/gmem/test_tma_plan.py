@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import SmemLayout, TmaPlan, plan_copy
+from tests.support import tma_copies
 
 DTYPES = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 UNWRITTEN = 0xEE
@@ -49,7 +50,7 @@ def check_load(gmem_shape, bits, slice_shape, squeezed, smem, starts, **known):
     plan = plan_copy(gmem_shape, bits, slice_shape, squeezed, smem, **known)
     check_limits(plan)
     wanted = expected_smem(gmem, slice_shape, squeezed, smem, starts)
-    np.testing.assert_array_equal(plan.simulate(gmem, starts), wanted)
+    np.testing.assert_array_equal(tma_copies.load(plan, gmem, starts), wanted)
     return plan
 
 
@@ -138,7 +139,7 @@ def test_a_store_writes_what_lies_inside_and_nothing_else(data):
     wanted = before.copy()
     part = wanted[starts[0] : starts[0] + rows, starts[1] : starts[1] + columns]
     part[...] = block[: part.shape[0], : part.shape[1]]
-    np.testing.assert_array_equal(plan.simulate_store(held, before, starts), wanted)
+    np.testing.assert_array_equal(tma_copies.store(plan, held, before, starts), wanted)
 
 
 COLUMN, SQUARE = tiled((128, 64), 16, 128), tiled((128, 128), 16, 128)
@@ -203,7 +204,7 @@ def test_a_window_leaves_the_rest_of_smem_alone(window):
     )
     starts = (0, 128, 192)
     wanted = expected_smem(gmem, window, (), smem, starts)
-    np.testing.assert_array_equal(plan.simulate(gmem, starts), wanted)
+    np.testing.assert_array_equal(tma_copies.load(plan, gmem, starts), wanted)
 
 
 def test_a_window_may_have_axes_that_the_slice_lacks():

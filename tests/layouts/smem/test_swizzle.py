@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.layouts.smem.banks import conflict_degree, wavefronts
+from pallas_gpu.layouts.smem.banks import ideal_wavefronts, wavefronts_of
 from pallas_gpu.layouts.smem.swizzle import SWIZZLES, atom_bytes, swizzle_bytes
 
 OFFSETS = st.integers(0, 2**18 - 1)
@@ -55,12 +55,12 @@ def test_the_line_number_is_xored_into_the_chunk_number(swizzle, offset, moved):
     ],
 )
 def test_wavefronts_are_distinct_words_of_the_busiest_bank(addresses, width, count):
-    assert wavefronts(addresses, width) == count
+    assert wavefronts_of(addresses, width) == count
 
 
 def test_the_degree_is_relative_to_the_ideal():
-    assert conflict_degree(LANES * 16, 16) == 1
-    assert conflict_degree(LANES * 128, 16) == 8
+    assert wavefronts_of(LANES * 16, 16) == ideal_wavefronts(32, 16)
+    assert wavefronts_of(LANES * 128, 16) == 8 * ideal_wavefronts(32, 16)
 
 
 def test_tiles_are_stored_one_after_the_other():
