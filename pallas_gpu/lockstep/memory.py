@@ -75,7 +75,7 @@ class Memory:
         if self.clocks is not None:
             self._check_busy(places, "loaded", self._busy_writes)
             lanes = _active_lanes(strand)
-            self._check_written(strand, places, lanes, "loaded")
+            self._check_written(places, lanes, "loaded")
             self.clocks.touch(strand.rows, strand.mask)
             epochs = self.clocks.epoch
             for row in strand.active_rows():
@@ -99,18 +99,7 @@ class Memory:
 
     def store(self, strand: Any, places: np.ndarray, data: np.ndarray) -> None:
         """Puts bytes at some places of each active thread."""
-        self._check_bounds(places)
-        if self.clocks is not None:
-            for busy in (self._busy_writes, self._busy_reads):
-                self._check_busy(places, "stored", busy)
-            rows, lanes = _active_lanes(strand)
-            self._check_written(strand, places, (rows, lanes), "stored")
-            self._check_read(places, rows, lanes)
-            self.clocks.touch(strand.rows, strand.mask)
-            self._writer[places] = (rows * LANES + lanes)[:, None]
-            self._written[places] = self.clocks.epoch[rows][:, None]
-            self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]
-            self._atomic[places] = False
+        self._change(strand, places, "stored", atomic=False)
         self.data[places] = data
         if (self.data[places] != data).any():
             raise RaceError(
@@ -122,22 +111,26 @@ class Memory:
 
         These do not race with each other, but with loads and stores.
         """
+        self._change(strand, places, "updated", atomic=True)
+
+    def _change(
+        self, strand: Any, places: np.ndarray, what: str, *, atomic: bool
+    ) -> None:
+        """Checks and records that each active thread changes bytes."""
         self._check_bounds(places)
         if self.clocks is None:
             return
         for busy in (self._busy_writes, self._busy_reads):
-            self._check_busy(places, "updated", busy)
+            self._check_busy(places, what, busy)
         rows, lanes = _active_lanes(strand)
-        plain = ~self._atomic[places].all(axis=1)
-        self._check_written(
-            strand, places[plain], (rows[plain], lanes[plain]), "updated"
-        )
+        plain = ~self._atomic[places].all(axis=1) if atomic else slice(None)
+        self._check_written(places[plain], (rows[plain], lanes[plain]), what)
         self._check_read(places, rows, lanes)
         self.clocks.touch(strand.rows, strand.mask)
         self._writer[places] = (rows * LANES + lanes)[:, None]
         self._written[places] = self.clocks.epoch[rows][:, None]
         self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]
-        self._atomic[places] = True
+        self._atomic[places] = atomic
 
     def observe(self, row: int, places: np.ndarray) -> None:
         """A thread of a warp reads bytes by a strong operation.
@@ -150,7 +143,7 @@ class Memory:
         self._check_busy(places, "read", self._busy_writes)
         rows = np.full(len(places), row)
         plain = ~self._atomic[places].all(axis=1)
-        self._check_written(None, places[plain], (rows[plain], rows[plain] * 0), "read")
+        self._check_written(places[plain], (rows[plain], rows[plain] * 0), "read")
 
     def release(self, offset: int, known: np.ndarray | None) -> None:
         """An atomic operation on a word releases what its thread knows.
@@ -173,7 +166,7 @@ class Memory:
                 f"still {verb} them"
             )
 
-    def _check_written(self, strand: Any, places, lanes, what: str) -> None:
+    def _check_written(self, places, lanes, what: str) -> None:
         assert self.clocks is not None
         rows, within = lanes
         when = self._written[places]

@@ -16,13 +16,13 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.accesses import BUFFER_SHIFT, places_of
-from pallas_gpu.lockstep.assembly import dtype_of, parse
+from pallas_gpu.lockstep.assembly import dtype_of
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import predicated
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import assembles
+from pallas_gpu.lockstep.registers import assembles, form_of
 from pallas_gpu.lockstep.sync.atomics import require_scope
 
 _LOAD = re.compile(
@@ -53,9 +53,7 @@ def _reached(strand: Any, pointer: int, size: int) -> tuple[list[Memory], np.nda
 
 @assembles("multimem.st.")
 def _store(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    if (form := _STORE.fullmatch(statement.opcode)) is None:
-        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    _, form = form_of(text, _STORE)
     count = int(form[1] or 1)
     pointer, *rest = program.inputs(op)
     words, (guard, *_) = rest[:count], [*rest[count:], None]
@@ -75,10 +73,7 @@ def _store(program: Program, op: ir.Operation, text: str) -> Step:
 
 @assembles("multimem.ld_reduce.")
 def _load_reduce(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    form = _LOAD.fullmatch(statement.opcode)
-    if form is None:
-        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    _, form = form_of(text, _LOAD)
     reduction, count, kind = form[1], int(form[2] or 1), dtype_of(form[3])
     width = 8 if kind.itemsize == 8 else 4
     (pointer,), (out,) = program.inputs(op), program.outputs(op)
@@ -104,9 +99,7 @@ def _load_reduce(program: Program, op: ir.Operation, text: str) -> Step:
 
 @assembles("multimem.red.")
 def _red(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    if (form := _RED.fullmatch(statement.opcode)) is None:
-        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    _, form = form_of(text, _RED)
     pointer, amount = program.inputs(op)
 
     def add(strand: Any) -> None:

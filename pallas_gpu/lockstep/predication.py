@@ -15,10 +15,10 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.accesses import memory_of, places_of
-from pallas_gpu.lockstep.assembly import Statement, parse
+from pallas_gpu.lockstep.assembly import Statement
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import assembles
+from pallas_gpu.lockstep.registers import assembles, form_of
 
 
 def predicated(slot: int | None, step: Step) -> Step:
@@ -50,10 +50,7 @@ _SPACES = {"global": 1, "shared::cta": 3, "shared::cluster": 7}
     *(" st.global", " st.shared::cta.", " st.shared::cluster."),
 )
 def _access(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    match = _ACCESS.fullmatch(statement.opcode)
-    if match is None:
-        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    statement, match = form_of(text, _ACCESS)
     count, size = int(match[3] or 1), int(match[4]) // 8
     is_load = match[1] == "ld"
     first = count if is_load else 0

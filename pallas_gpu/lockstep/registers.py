@@ -11,6 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.lockstep import elements, values
+from pallas_gpu.lockstep.assembly import Statement, parse
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
@@ -34,6 +35,19 @@ def assembles(*prefixes: str, first: bool = False) -> Callable[[Assembly], Assem
         return factory
 
     return register
+
+
+def form_of(text: str, opcode: re.Pattern[str]) -> tuple[Statement, re.Match[str]]:
+    """The one statement of a text, whose opcode a pattern describes.
+
+    Raises:
+      NotModelled: its opcode is another one.
+    """
+    (statement,) = parse(text)
+    match = opcode.fullmatch(statement.opcode)
+    if match is None:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    return statement, match
 
 
 @runs("vector.broadcast")

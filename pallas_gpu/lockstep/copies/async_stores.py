@@ -15,11 +15,11 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import accesses, values
-from pallas_gpu.lockstep.assembly import dtype_of, parse
+from pallas_gpu.lockstep.assembly import dtype_of
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import predicated
 from pallas_gpu.lockstep.program import Program, Step
-from pallas_gpu.lockstep.registers import assembles
+from pallas_gpu.lockstep.registers import assembles, form_of
 from pallas_gpu.lockstep.sync import mbarrier
 
 _OPCODE = re.compile(
@@ -39,10 +39,7 @@ _UPDATES = {
 
 @assembles("st.async.", "red.async.", first=True)
 def _store(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    match = _OPCODE.fullmatch(statement.opcode)
-    if match is None:
-        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    statement, match = form_of(text, _OPCODE)
     count, operation, kind = int(match[1] or 1), match[2], match[3] + match[4]
     if (operation is not None) != statement.opcode.startswith("red"):
         raise NotModelled(f"llvm.inline_asm {text[:80]}")

@@ -21,7 +21,7 @@ from pallas_gpu.lockstep.engine import Groups, OutOfBoundsError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step, runs
-from pallas_gpu.lockstep.registers import assembles
+from pallas_gpu.lockstep.registers import assembles, form_of
 from pallas_gpu.lockstep.sync import mbarrier
 
 
@@ -81,15 +81,12 @@ def _in_gmem(issue: _Issue) -> tuple[Any, np.ndarray, np.ndarray]:
 
 # Policies are opaque: these numbers are those of the model alone.
 _POLICIES = {"evict_normal": 0x51, "evict_first": 0x52, "evict_last": 0x53}
-_POLICY = re.compile(r"createpolicy\.fractional\.L2::(\w+)\.b64")
+_POLICY = re.compile(rf"createpolicy\.fractional\.L2::({'|'.join(_POLICIES)})\.b64")
 
 
 @assembles("createpolicy.")
 def _create_policy(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    match = _POLICY.fullmatch(statement.opcode)
-    if match is None or match[1] not in _POLICIES:
-        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    _, match = form_of(text, _POLICY)
     (out,) = program.outputs(op)
     value = np.array([_POLICIES[match[1]]], np.uint64)
 
@@ -126,10 +123,7 @@ _LOAD = re.compile(
 
 @assembles("cp.async.bulk.tensor.")
 def _load(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    match = _LOAD.fullmatch(statement.opcode)
-    if match is None:
-        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    statement, match = form_of(text, _LOAD)
     inputs = program.inputs(op)
     _, _, operands = text.partition(" [")
     numbers = [int(n) for n in re.findall(r"\$(\d+)", operands)]
@@ -465,17 +459,15 @@ def finish(cta: Any) -> None:
 
 
 _REDUCE = re.compile(
-    r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.(\w+)"
+    r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta"
+    rf"\.({'|'.join(reductions.TYPES)})"
     r"\.tile\.bulk_group(\.L2::cache_hint)?"
 )
 
 
 @assembles("cp.reduce.")
 def _reduce(program: Program, op: ir.Operation, text: str) -> Step:
-    (statement,) = parse(text)
-    match = _REDUCE.fullmatch(statement.opcode)
-    if match is None or match[2] not in reductions.TYPES:
-        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    _, match = form_of(text, _REDUCE)
     inputs = program.inputs(op)
     # `[map, {coordinates}]`, then the address in SMEM.
     numbers = [int(n) for n in re.findall(r"\$(\d+)", text)]
