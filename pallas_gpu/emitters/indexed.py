@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -99,9 +99,9 @@ def pointers(elements: Elements, layout: Placement | None) -> list[ir.Value]:
         strides, wide = _row_major(elements, unit)
         offset = _strided_offset(strides, unit, wide)
         if packed:
-            start = _start_bits(view)
+            start = _memory(view).start_bits(view)
             return _places(elements.indices, layout, offset, lambda x: _after(start, x))
-        base = _slice_pointer(view)
+        base = _memory(view).slice_pointer(view)
     base = _in_block(elements, base)
     return _places(
         elements.indices,
@@ -122,16 +122,9 @@ def _in_block(elements: Elements, pointer: ir.Value) -> ir.Value:
     return addressing.map_shared(pointer, elements.rank)
 
 
-def _slice_pointer(view: View) -> ir.Value:
-    if isinstance(view, smem.SmemView):
-        return smem.slice_pointer(view)
-    return gmem.slice_pointer(view)
-
-
-def _start_bits(view: View) -> ir.Value:
-    if isinstance(view, smem.SmemView):
-        return smem.start_bits(view)
-    return gmem.start_bits(view)
+def _memory(view: View) -> Any:
+    """The emitters of the memory that a view is in."""
+    return smem if isinstance(view, smem.SmemView) else gmem
 
 
 def _after(start: ir.Value, offset: ir.Value) -> ir.Value:

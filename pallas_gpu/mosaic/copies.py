@@ -217,7 +217,7 @@ def _plan(part: Slice, swizzle: int, pieces: int, in_bounds: bool) -> TmaPlan | 
     plan = plan_dims(array, fitting, swizzle, part.size_bytes, pieces)
     if plan is None or per_byte == 1:
         return plan
-    of_elements = tuple(d.with_source_divided(last, per_byte) for d in plan.dims)
+    of_elements = tuple(d.with_source(last, divided=per_byte) for d in plan.dims)
     return dataclasses.replace(plan, dims=of_elements)
 
 

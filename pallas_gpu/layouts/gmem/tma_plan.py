@@ -212,7 +212,7 @@ def _plan_packed(
         plan = _plan_copy(of_bytes, halved(slice_shape), window, pieces)
     except LayoutError:
         raise _impossible(array, slice_shape, target, pieces) from None
-    dims = tuple(dim.with_source_divided(last, per_byte) for dim in plan.dims)
+    dims = tuple(dim.with_source(last, divided=per_byte) for dim in plan.dims)
     return dataclasses.replace(plan, dims=dims)
 
 
@@ -322,7 +322,7 @@ def _plan_joined(
         plan = _plan_copy(flat, joined(slice_shape), target, pieces)
     except LayoutError:
         return None
-    dims = tuple(dim.with_source_scaled(rank - 2, row) for dim in plan.dims)
+    dims = tuple(dim.with_source(rank - 2, times=row) for dim in plan.dims)
     return dataclasses.replace(plan, dims=dims)
 
 

@@ -96,20 +96,10 @@ class ViewDim:
         """The sum of the sources."""
         return sum(starts[s.gmem_dim] * s.multiplier // s.divisor for s in self.sources)
 
-    def with_source_scaled(self, gmem_dim: int, factor: int) -> ViewDim:
-        """The dim with the start of one dimension counted in larger units."""
+    def with_source(self, gmem_dim: int, times: int = 1, divided: int = 1) -> ViewDim:
+        """The dim with the start of one dimension counted in other units."""
         sources = tuple(
-            dataclasses.replace(s, multiplier=s.multiplier * factor)
-            if s.gmem_dim == gmem_dim
-            else s
-            for s in self.sources
-        )
-        return dataclasses.replace(self, sources=sources)
-
-    def with_source_divided(self, gmem_dim: int, divisor: int) -> ViewDim:
-        """The dim with the start of one dimension counted in smaller units."""
-        sources = tuple(
-            dataclasses.replace(s, divisor=s.divisor * divisor)
+            Source(gmem_dim, s.multiplier * times, s.divisor * divided)
             if s.gmem_dim == gmem_dim
             else s
             for s in self.sources

@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.reshaped import groups
 from pallas_gpu.mosaic.scalars import DynamicSlice
 
 DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
@@ -145,27 +146,21 @@ def memref_reshape(ref: ir.Value, shape: tuple[int, ...]) -> ir.Value:
         if len(old) > 1:
             ref = memref_fold(ref, axis, len(old))
         if len(new) > 1:
-            ref = memref_unfold(ref, axis, tuple(new))
+            ref = memref_unfold(ref, axis, tuple(after[i] for i in new))
     return ref
 
 
 def _joint(
     before: Sequence[int], after: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """The finest groups of axes, of which both shapes are made of the same elements."""
+    """The groups of axes, before and after, that have the same elements."""
     result: list[tuple[list[int], list[int]]] = []
-    old, new = list(before), list(after)
-    while old or new:
-        a, b = ([old.pop(0)] if old else []), ([new.pop(0)] if new else [])
-        while math.prod(a) != math.prod(b):
-            rest, part = (old, a) if math.prod(a) < math.prod(b) else (new, b)
-            part.append(rest.pop(0))
-        if a and b:
-            result.append((a, b))
+    for old, new in groups(before, after):
+        if old:
+            result.append((old, new))
         else:
             # Axes of one element at the end belong to the last group.
-            result[-1][0].extend(a)
-            result[-1][1].extend(b)
+            result[-1][1].extend(new)
     return result
 
 

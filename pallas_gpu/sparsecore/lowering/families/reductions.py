@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,29 +109,24 @@ def _count(ctx: Any, mask: Array) -> Any:
     return lanes.count(conversions.mask_of(mask, width, width), width)
 
 
-@emits("reduce_or")
-def _any(ctx: Any, x: Array) -> Array:
-    if x.is_scalar:
-        return x.reshaped(ctx.out_aval.shape)
-    made = _across_rows(ctx, x, arith.ori)
-    if made is not None:
-        return made
-    number = _count(ctx, x)
-    zero = constant(0, number.type)
-    some = arith.cmpi(arith.CmpIPredicate.ne, number, zero)
-    return Array((), x.dtype, (some,))
+def _of_bools(combine: Any, compare: Any, bound: Callable[[Array], int]) -> Any:
+    """The rule of a reduction that compares the number of true elements to a bound."""
+
+    def rule(ctx: Any, x: Array) -> Array:
+        if x.is_scalar:
+            return x.reshaped(ctx.out_aval.shape)
+        made = _across_rows(ctx, x, combine)
+        if made is not None:
+            return made
+        number = _count(ctx, x)
+        holds = arith.cmpi(compare, number, constant(bound(x), number.type))
+        return Array((), x.dtype, (holds,))
+
+    return rule
 
 
-@emits("reduce_and")
-def _all(ctx: Any, x: Array) -> Array:
-    if x.is_scalar:
-        return x.reshaped(ctx.out_aval.shape)
-    made = _across_rows(ctx, x, arith.andi)
-    if made is not None:
-        return made
-    number = _count(ctx, x)
-    every = arith.cmpi(arith.CmpIPredicate.eq, number, constant(x.size, number.type))
-    return Array((), x.dtype, (every,))
+emits("reduce_or")(_of_bools(arith.ori, arith.CmpIPredicate.ne, lambda x: 0))
+emits("reduce_and")(_of_bools(arith.andi, arith.CmpIPredicate.eq, lambda x: x.size))
 
 
 @emits("sort")
