@@ -26,15 +26,15 @@ BUDGETS = {
     "entry": 6200,
     # plgpu.explain: the model, its findings, their report.
     "explanation": 1275,
-    "layouts": 10200,
+    "layouts": 10150,
     # Emitted code of several devices, multimem; tensor maps that threads make.
-    "lockstep": 9050,
+    "lockstep": 9020,
     # With notes of what is emitted, which explain reads.
     "lowering": 10400,
     # Sorting networks as one operation; votes, matches and shuffles of lanes.
     # Addresses of arrays that kernels keep. arith.py, whose operations are created by
     # name; conversions and emitters that are chosen once for an array.
-    "emitters": 15340,
+    "emitters": 15330,
     # Fences, what shares bytes, copies of instances, arrays that a launch adds.
     "memory": 490,
     "mosaic": 5390,
