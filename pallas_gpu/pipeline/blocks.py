@@ -13,6 +13,7 @@ from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import scope
+from pallas_gpu.layouts.smem.window import ALLOCATION_ALIGNMENT_BYTES
 from pallas_gpu.pipeline.index_maps import Indexed
 from pallas_gpu.primitives import _engines, mbarrier, registers, tma
 
@@ -135,7 +136,8 @@ class Stream(Indexed):
         if 0 in self.block_shape:
             return dataclasses.replace(self, direct=True)
         by_tma, by_threads = self._carriers(indices)
-        if by_tma:
+        # Threads copy to those of several buffers that TMA cannot address.
+        if by_tma and (by_threads or self._is_aligned):
             return self
         # The body may access elements outside of the array, or relies on transforms.
         needs_buffer = bool(self.spec.transforms) or self._may_exceed
@@ -186,6 +188,12 @@ class Stream(Indexed):
             isinstance(entry, types.BoundedSlice) or any(getattr(entry, "padding", ()))
             for entry in self.spec.block_shape or ()
         )
+
+    @property
+    def _is_aligned(self) -> bool:
+        """Whether TMA can address each of several buffers in a row."""
+        bits = math.prod(self.block_shape) * types.itemsize_bits(self.ref.dtype)
+        return bits % (8 * ALLOCATION_ALIGNMENT_BYTES) == 0
 
     @property
     def _may_exceed(self) -> bool:

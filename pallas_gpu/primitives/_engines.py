@@ -17,12 +17,17 @@ import numpy as np
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.layouts.gmem.line import line_bytes
+from pallas_gpu.layouts.gmem.line import UNIT_BYTES, line_bytes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_start import require_start, starts_aligned
 from pallas_gpu.layouts.smem.layout import SmemLayout
-from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
+from pallas_gpu.layouts.smem.window import (
+    ALLOCATION_ALIGNMENT_BYTES,
+    alignment_bytes,
+    contiguous_layout,
+    require_copy_start,
+)
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.indices import multiples
@@ -79,9 +84,9 @@ def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
             f"{who}: cp.async fills with zeros alone",
             expected="a copy that TMA carries, on a barrier, for OOBFillMode.NAN",
             got=f"{types.describe(src)}, which threads copy",
-            hint="start at what is known to be a multiple of 16 bytes "
-            "(plgpu.multiple_of), in an array whose rows are such multiples, and pass "
-            "a barrier",
+            hint="start at what is known to be a multiple of 16 bytes in GMEM, and of "
+            "128 in SMEM (plgpu.multiple_of), in an array whose rows are multiples of "
+            "16 bytes, and pass a barrier",
         )
 
 
@@ -95,9 +100,9 @@ def _threads_carry(
 ) -> bool:
     """Returns whether threads carry a copy that leaves the choice open."""
     sides = Side.of(gmem), Side.of(smem)
-    window = sides[0].window
+    (window, part), divisor = (side.window for side in sides), multiples.start_divisor
     try:
-        check_copy(*sides, in_bounds=in_bounds)
+        unit_bytes = check_copy(*sides, in_bounds=in_bounds)
         bits = types.itemsize_bits(sides[0].dtype)
         require_start(window, bits, who, store=store)
     except (errors.LayoutError, errors.UnsupportedError):
@@ -105,7 +110,8 @@ def _threads_carry(
     except errors.PallasGpuError:
         return False  # the check of the complete kernel refuses it, whoever carries it
     # Where TMA cannot start, the hardware stops the whole launch.
-    if starts_aligned(window, bits, multiples.start_divisor):
+    known_bytes = alignment_bytes(sides[1].layout, part, divisor)
+    if starts_aligned(window, bits, divisor) and known_bytes % unit_bytes == 0:
         return False
     return for_threads(*sides, store=store)
 
@@ -177,13 +183,16 @@ def check_copy(
     *,
     allow_line: bool = True,
     in_bounds: bool = False,
-) -> None:
-    """Raises LayoutError unless TMA supports the copy.
+) -> int:
+    """Returns the alignment in SMEM, in bytes, of a copy that TMA supports.
 
     Args:
       pieces: number of equal pieces into which the copy is divided.
       allow_line: whether adjacent bytes that no tensor map describes are supported.
       in_bounds: whether the author promises that the part is in bounds.
+
+    Raises:
+      LayoutError: TMA does not support the copy.
     """
     gmem_window, layout = gmem.window, smem.layout
     axes = paired_axes(gmem_window, smem.window, pieces)
@@ -207,6 +216,8 @@ def check_copy(
             line = line_bytes(gmem_window, layout, smem.window, in_bounds=in_bounds)
         if line is None:
             raise
+        return UNIT_BYTES
+    return ALLOCATION_ALIGNMENT_BYTES
 
 
 def require_elements(gmem_window: Window) -> None:

@@ -242,3 +242,56 @@ def test_elements_that_share_bytes_with_others(dtype, columns, semantics, thread
         compiler_params=plgpu.CompilerParams(dimension_semantics=(semantics,)),
     )  # fmt: skip
     everywhere.check(make, [x], x)
+
+
+@pytest.mark.parametrize("block", [(7, 28), (2, 4)])
+@pytest.mark.parametrize("pipeline", ["pallas_call", "one warpgroup", "specialized"])
+def test_threads_copy_blocks_whose_buffers_start_where_tma_cannot(pipeline, block):
+    """TMA addresses multiples of 128 bytes; a buffer has 784 bytes, or 32."""
+    x = numbers(15, 36)
+    grid = tuple(map(plgpu.cdiv, x.shape, block))
+    spec = plgpu.BlockSpec(block, lambda i, j: (i, j))
+    specs = {"in_specs": [spec], "out_specs": [spec]}
+    depth = {"max_concurrent_steps": 2}
+
+    def step(_, x, o):
+        o[...] = 2 * x[...]
+
+    def one(x, o):
+        plgpu.emit_pipeline(step, grid=grid, **specs, **depth)(x, o)
+
+    def several(x, o):
+        plgpu.emit_pipeline_warp_specialized(
+            step, grid=grid, **specs, **depth, wg_axis="wg", num_compute_wgs=1,
+            memory_registers=40,
+        )(x, o)  # fmt: skip
+
+    semantics = ("parallel", "arbitrary")
+    params = plgpu.CompilerParams(dimension_semantics=semantics, **depth)
+    make = {
+        "pallas_call": called(
+            lambda x, o: step(None, x, o), [f32(*x.shape)], grid=grid, **specs,
+            compiler_params=params,
+        ),
+        "one warpgroup": everywhere.kernel(one, x),
+        "specialized": everywhere.kernel(several, x, threads={"wg": 2}),
+    }[pipeline]  # fmt: skip
+    everywhere.check(make, [x], [2 * x] if pipeline == "pallas_call" else 2 * x)
+
+
+def test_threads_copy_to_rows_that_start_where_tma_cannot():
+    """A row of 48 bytes, which a loop selects."""
+
+    def body(x, o, rows, loaded):
+        @plgpu.loop(0, 5)
+        def _(i):
+            plgpu.copy_gmem_to_smem(x.at[i], rows.at[i], loaded)
+            plgpu.barrier_wait(loaded)
+            rows[i] = rows[i] + 1
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(rows.at[i], o.at[i])
+            plgpu.wait_smem_to_gmem(0)
+
+    x = numbers(5, 12)
+    scratch = [plgpu.SMEM((5, 12), jnp.float32), plgpu.Barrier()]
+    everywhere.check(everywhere.kernel(body, x, *scratch), [x], x + 1)

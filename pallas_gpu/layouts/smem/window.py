@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.smem.layout import SmemLayout
@@ -137,12 +138,15 @@ def require_copy_start(layout: SmemLayout, window: Window, what: str) -> None:
     )
 
 
-def alignment_bytes(layout: SmemLayout, window: Window) -> int:
+def alignment_bytes(
+    layout: SmemLayout, window: Window, divisor: Callable[[Any], int] | None = None
+) -> int:
     """Returns a known divisor of a slice's address, at most 128.
 
     Args:
       layout: placement of the whole array.
       window: the slice, of whole tiles.
+      divisor: a known divisor of a dynamic start; by default what the window says.
     """
     result_bits = 8 * ALLOCATION_ALIGNMENT_BYTES
     tile, between, within = (x.tolist() for x in layout.axis_strides)
@@ -152,7 +156,8 @@ def alignment_bytes(layout: SmemLayout, window: Window) -> int:
             elements = tiles * between[axis] + rest * within[axis]
         else:
             # It is a multiple of the tile too: the slice consists of whole tiles.
-            multiple = math.lcm(window.multiples[axis], tile[axis])
+            known = divisor(start) if divisor else window.multiples[axis]
+            multiple = math.lcm(known, tile[axis])
             elements = between[axis] * (multiple // tile[axis])
         result_bits = math.gcd(result_bits, elements * layout.itemsize_bits)
     return result_bits // 8
