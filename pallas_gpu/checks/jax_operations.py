@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of JAX: names of positions, collectives, carries, scatters."""
+"""Operations of JAX: names of positions, collectives, carries, sizes, scatters."""
 
 from __future__ import annotations
 
@@ -90,6 +90,19 @@ def _check_carried_refs(op: Op, mesh: types.Mesh) -> None:
                 got=f"a reference other than the initial {types.describe(old.aval)}",
                 hint="index one reference with the loop's counter",
             )
+
+
+@registry.checks(_jax.primitive_by_name("reshape"))
+def _check_size(op: Op, mesh: types.Mesh) -> None:
+    """Refuses what `lax.reshape` traces, and XLA refuses."""
+    old, new = op.inputs[0].shape, op.params["new_sizes"]
+    if math.prod(old) != math.prod(new):
+        raise errors.ShapeError(
+            "an array is reshaped to another number of elements",
+            expected="a shape of as many elements",
+            got=f"{tuple(old)} to {tuple(new)}",
+            hint="check the blocks: a reference has the shape of its block",
+        )
 
 
 @registry.checks(_jax.primitive_by_name("scatter"))

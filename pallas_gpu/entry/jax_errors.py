@@ -252,6 +252,53 @@ _ROWS = (
         "transpose an operand, a @ b.T, or check the blocks: a reference has the shape "
         "of its block",
     ),
+    # One output, several of them, or another structure.
+    _Row(
+        r"(cond|switch) branch(?:es| outputs) must have .*?\n\n.*?\n\n\s*(?:\* )?"
+        r"(.*?)[.;]?\n",
+        errors.ArgumentTypeError,
+        "{0}: the branches return values of different types",
+        "the same structure, shapes and dtypes from each branch",
+        "{1}",
+        "convert with .astype, or jnp.broadcast_to; a branch without a value returns "
+        "the old one",
+    ),
+    _Row(
+        r"cond_fun must return a boolean scalar, but got \w+(?: type\(s\))? "
+        r"(?:\[ShapedArray\()?(.*?)(?:\)\])?\.$|"
+        r"Pred must be a scalar, got \w+\((.*?)\)",
+        errors.ArgumentTypeError,
+        "the condition of a branch or a loop is not a scalar bool",
+        "a scalar bool: a warpgroup takes one way as a whole",
+        "{0}{1}",
+        "reduce it, jnp.any(x > 0), or compare the scalar, x > 0; jnp.where selects "
+        "elements",
+    ),
+    _Row(
+        r"cannot reshape array of shape (.*? \(size \d+\)) into shape (\([^)]*\))",
+        errors.ShapeError,
+        "an array is reshaped to another number of elements",
+        "a shape of as many elements",
+        "{0} to {1}",
+        "check the blocks: a reference has the shape of its block",
+    ),
+    _Row(
+        r"Cannot (concatenate|stack) arrays with [^\n]*?(?:for shapes|got) ([^\n]*)\.$",
+        errors.ShapeError,
+        "{0}: the shapes of the arrays do not match",
+        "equal shapes, up to the axis along which arrays are concatenated",
+        "{1}",
+        "slice or pad the arrays; x[None] adds an axis",
+    ),
+    _Row(
+        r"axis (-?\d+) is out of bounds for array of (\w+ [^\n]*)",
+        errors.ArgumentError,
+        "an array has fewer axes than a function is asked for",
+        "an axis of the array: 0 to its dimension - 1, or negative from the last",
+        "axis {0} of an array of {1}",
+        "a reference has the shape of its block, without the dimensions that None "
+        "squeezes",
+    ),
     # `jax.reshard` or a constraint to axes of the mesh of `jax.set_mesh`.
     _Row(
         "Using PartitionSpec when you are not under a mesh|"

@@ -118,7 +118,24 @@ BODIES = {
     "adds numbers to a view": lambda x, o: plgpu.load(x.at[0] + jnp.arange(64)),  # HERE
     "stores before an index": lambda x, o: plgpu.store(o, x[0], jnp.arange(64)),  # HERE
     "scans a reference": lambda x, o: lax.scan(lambda c, _: (c, None), 0, x),  # HERE
+    "branches of two types": lambda x, o: one_of(x, lambda: x[0], lambda: 0),  # HERE
+    "branches of two structures": lambda x, o: one_of(x, lambda: 0, lambda: ()),  # HERE
+    "a branch by elements": lambda x, o: lax.cond(x[...] > 0, exit, exit),  # HERE
+    "a loop while elements": lambda x, o: lax.while_loop(positive, sum, x[0]),  # HERE
+    "a reshape of a block": lambda x, o: o.set(x[...].reshape(64, 64)),  # HERE
+    "lax.reshape": lambda x, o: o.at[0].set(lax.reshape(x[...], (128,))),  # HERE
+    "rows and columns": lambda x, o: o.set(jnp.concatenate([x[...], x[0]])),  # HERE
+    "a stack": lambda x, o: o.set(jnp.stack([x[...], x[0]])),  # HERE
+    "an axis too many": lambda x, o: o.set(jnp.sum(x[...], axis=2)),  # HERE
 }
+
+
+def one_of(x, *branches):
+    return lax.switch(x[0, 0].astype(int), branches)
+
+
+def positive(x):
+    return x > 0
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
