@@ -136,6 +136,7 @@ ARGUMENTS: dict[str, Reasons] = {
     "SMEM": _TMEM_ALONE,
     "REGS": {**_TMEM_ALONE, **_SMEM_ALONE},
     "TMEM": _SMEM_ALONE,
+    "dynamic_scheduling_loop": _new("loops of roles with their registers", "roles"),
     "loop": _new("loads are copies ahead, as of Triton's `tl.range`", "num_stages"),
     "semaphore_signal": _new("as of `pl.semaphore_signal`", "device_id_type"),
     "SemaphoreSignal": _default("None, this device; required upstream", "device_id"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from pallas_gpu.entry.control import while_loop
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.loops import NDLoopInfo, unravel
 from pallas_gpu.pipeline.specialized.ring import Ring
+from pallas_gpu.pipeline.specialized.roles import Roles
 from pallas_gpu.primitives import mbarrier
 from pallas_gpu.primitives.grids import launch_control, scheduling
 from pallas_gpu.types import values
@@ -33,6 +35,8 @@ def dynamic_scheduling_loop(
     thread_axis: str | None = None,
     cluster_axes: str | Sequence[str] = (),
     init_carry: values.Values = None,
+    *,
+    roles: Roles | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function for positions of the grid until none is left.
 
@@ -54,12 +58,15 @@ def dynamic_scheduling_loop(
         done its part of a step; let it be the one that copies, which is ahead.
       cluster_axes: names of all cluster axes, which is the default.
       init_carry: pytree of values passed from step to step as `carry=`.
+      roles: of the warpgroups: each role then has a loop of its own, with the role's
+        registers. The function also gets `is_producer=`, a Python bool, and there is no
+        carry.
 
     Returns:
       The carry after the last step.
 
     Raises:
-      ArgumentError: axes of the kernel are missing.
+      ArgumentError: axes of the kernel are missing; a carry beside roles.
       AxisNameError: the kernel has no such axis.
       UnsupportedError: a second loop in a kernel: the first has taken all positions.
 
@@ -71,6 +78,8 @@ def dynamic_scheduling_loop(
     mesh = scope.current_mesh(_WHO)
     _check_axes(mesh, grid_names, thread_axis, cluster_axes)
     cancels = assumed_target.of_kernel().has(arch.Feature.CLUSTER_LAUNCH_CONTROL)
+    if roles is not None:
+        _check_roles(roles, mesh, init_carry)
     source = (_Launch if cancels else _Counter)(mesh, grid_names)
     # All of them count as one.
     axes: Any = (tuple(mesh.cluster_names),) if source.is_clustered else ()
@@ -79,7 +88,7 @@ def dynamic_scheduling_loop(
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, f"{_WHO}: the body")
         return scoped(
-            lambda ring: source.run(ring, body, init_carry),
+            lambda ring: source.run(ring, body, init_carry, roles),
             (declared,),
             {},
             thread_axis or (),
@@ -104,8 +113,29 @@ class _Counter:
     # Whether threads of the cluster write a position there.
     by_threads: ClassVar[bool] = True
 
-    def run(self, ring: Ring, body: Callable[..., Any], init_carry: Any) -> Any:
+    def run(
+        self, ring: Ring, body: Callable[..., Any], init_carry: Any, roles: Roles | None
+    ) -> Any:
         """Calls the body for one position after the other; returns the last carry."""
+        if roles is None:
+            return self.loop(ring, body, init_carry, self.is_last_warpgroup)
+
+        def run_role(is_producer: bool) -> None:
+            own = functools.partial(body, is_producer=is_producer)
+            self.loop(ring, own, None, is_producer)
+
+        wg = lax.axis_index(self.mesh.thread_name)
+        roles.run(wg, lambda: run_role(True), lambda: run_role(False))
+        return None
+
+    def loop(
+        self, ring: Ring, body: Callable[..., Any], init_carry: Any, claims: Any
+    ) -> Any:
+        """The loop of a role, or of all warpgroups.
+
+        Args:
+          claims: whether the warpgroup claims positions.
+        """
         own = tuple(lax.axis_index(name) for name in self.grid_names)
         by_threads = self.is_clustered and self.by_threads
         wait = mbarrier.wait_for_cluster if by_threads else mbarrier.barrier_wait
@@ -114,7 +144,7 @@ class _Counter:
             _, index, number, carry = state
             slot = ring.slot(number)
             mbarrier.barrier_wait(slot.empty)
-            finish = self.start(slot.buffers, slot.full)
+            finish = self.start(slot.buffers, slot.full, claims)
             info = NDLoopInfo(index, number, None)
             named = {} if init_carry is None else {"carry": carry}
             carry = scope.call(_WHO, body, info, **named)
@@ -143,12 +173,13 @@ class _Counter:
             return jnp.bool_(True)
         return lax.axis_index(self.mesh.thread_name) == self.mesh.warpgroups - 1
 
-    def start(self, place: Any, full: Any) -> Callable[[], None]:
+    def start(self, place: Any, full: Any, claims: Any) -> Callable[[], None]:
         """Asks for a position; what it returns is called after the step's work."""
+        if claims is False:
+            return lambda: None
         # The last warpgroup of the cluster's first CTA claims.
-        claims = self.is_last_warpgroup
         for name in self.mesh.cluster_names:
-            claims = claims & (lax.axis_index(name) == 0)
+            claims = (lax.axis_index(name) == 0) & claims
         if self.mesh.warpgroups == 1:
             # Nobody waits for it before, and by then the counter has answered.
             following = scheduling.claim(claims)
@@ -171,8 +202,8 @@ class _Launch(_Counter):
     memory = launch_control.TryClusterCancelResult(_SLOTS)
     by_threads = False
 
-    def start(self, place: Any, full: Any) -> Callable[[], None]:
-        @control.when(self.is_last_warpgroup)
+    def start(self, place: Any, full: Any, claims: Any) -> Callable[[], None]:
+        @control.when(claims)
         def _() -> None:
             axes = tuple(self.mesh.cluster_names)
             launch_control.request(place, full, axes, until_refused=True)
@@ -183,6 +214,24 @@ class _Launch(_Counter):
         names = tuple(self.grid_names)
         index, granted = launch_control.query_cluster_cancel(place, names)
         return granted, index
+
+
+def _check_roles(roles: Roles, mesh: types.Mesh, init_carry: Any) -> None:
+    if init_carry is not None:
+        raise errors.ArgumentError(
+            f"{_WHO}: a carry beside roles",
+            expected="init_carry=None, as each role has a loop of its own",
+            got="an init_carry",
+            hint="keep what a role accumulates in SMEM, or leave roles out",
+        )
+    if roles.num_threads != mesh.warpgroups:
+        raise errors.ArgumentError(
+            f"{_WHO}: a warpgroup has no role",
+            expected=f"num_threads={roles.num_threads}, as roles has "
+            f"{roles.consumers} consumers",
+            got=f"num_threads={mesh.warpgroups}",
+            hint="pass num_threads=roles.num_threads to plgpu.kernel",
+        )
 
 
 def _check_axes(

@@ -68,7 +68,7 @@ REFUSED = {
         {**SMALL, "tile_m": 64, "tile_k": 32, "epilogue_n": 32},
         [
             *({"tile_m": 96}, {"tile_n": 512}, {"tile_k": 8}, {"epilogue_n": 48}),
-            *({"stages": 1}, {"strip": 0}, {"blocks": 0}, {"consumers": 3}),
+            *({"stages": 1}, {"strip": 0}, {"blocks": 0}, {"consumers": 4}),
         ],
     ),
     ops.BlockScaledMatmulConfig: (

@@ -52,6 +52,31 @@ def positions(threads=1, ctas=1, target="sm_90a"):
     return everywhere.kernel(body, shape, **launch)
 
 
+ROLES = plgpu.Roles(2, registers=(40, 232))
+
+
+@TARGETS
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_each_role_has_a_loop_of_its_own(ctas, target):
+    launch, axes = mesh(ROLES.num_threads, ctas, target)
+
+    def body(o_ref):
+        wg = lax.axis_index("wg")
+
+        @plgpu.dynamic_scheduling_loop(("i", "j"), **axes, roles=ROLES)
+        def _(info, is_producer):
+            i, j = info.index
+            c = lax.axis_index("c") if ctas > 1 else 0
+            o_ref[i, j, c, wg] = (i * 4 + j) * (1 if is_producer else -1)
+
+    expected = NUMBERS[..., None, None] * np.array([-1, -1, 1], np.int32)
+    expected = np.broadcast_to(expected, (*GRID, ctas, 3))
+    make = everywhere.kernel(
+        body, jax.ShapeDtypeStruct(expected.shape, jnp.int32), **launch
+    )
+    everywhere.check(make, [], expected, on_gpu=target == "sm_90a")
+
+
 @TARGETS
 @pytest.mark.parametrize(("threads", "ctas"), [(1, 1), (3, 1), (1, 2), (2, 2)])
 def test_all_warpgroups_of_a_cluster_get_each_position(threads, ctas, target):
@@ -238,3 +263,15 @@ def test_the_body_is_a_function(o_ref):
 def test_a_carry_keeps_its_type(o_ref):
     loop = plgpu.dynamic_scheduling_loop(("i", "j"), init_carry=jnp.int32(0))
     loop(lambda info, carry: carry * 1.5)  # HERE
+
+
+@refused_by(run, **mesh(3)[0])
+def test_loops_of_roles_have_no_carry(o_ref):
+    plgpu.dynamic_scheduling_loop(  # HERE
+        ("i", "j"), "wg", init_carry=1, roles=ROLES
+    )
+
+
+@refused_by(run, **mesh(4)[0])
+def test_each_warpgroup_has_a_role(o_ref):
+    plgpu.dynamic_scheduling_loop(("i", "j"), "wg", roles=ROLES)  # HERE

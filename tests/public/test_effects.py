@@ -201,6 +201,7 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     "dynamic_scheduling_loop.init_carry": lambda: loops(
         plgpu.dynamic_scheduling_loop, grid_names="g", cluster_axes="c"
     ),
+    "dynamic_scheduling_loop.roles": "tests/pipeline/test_dynamic.py",
     "dynamic_scheduling_loop.thread_axis": "tests/pipeline/test_dynamic.py",
     "dynamic_scheduling_loop.cluster_axes": "tests/pipeline/test_dynamic.py",
     "nd_loop.init_carry": lambda: loops(plgpu.nd_loop, grid=(4,), collective_axes="g"),

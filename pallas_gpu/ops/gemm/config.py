@@ -375,12 +375,9 @@ class RaggedDotConfig(Tiling):
         tile of columns. Their part of the group's matrix is read from memory once; of a
         product over rows, one block computes them, and keeps the columns of the right
         operand in SMEM if they have no more steps than there are stages.
-      blocks: number of blocks of products over rows, or if not `dynamic`; one per SM.
+      blocks: number of blocks of products over rows; one per SM.
       consumers: warpgroups that multiply, 2 or 3; of products over rows 2.
-      cluster: `"n"`: if not `dynamic`, two blocks form a cluster and share rows.
-      dynamic: whether blocks take the next tile when they are free, instead of every
-        `blocks`-th one: tiles differ in their work. The launch has as many blocks as
-        the GPU holds then. Otherwise warpgroups that multiply have more registers.
+      cluster: `"n"`: two blocks form a cluster and share rows.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -395,7 +392,6 @@ class RaggedDotConfig(Tiling):
     blocks: Positive = arch.SM_90A.sm_count
     consumers: int = CONSUMERS
     cluster: Literal["n"] | None = None
-    dynamic: bool = True
 
     minor: ClassVar[str] = "n"
 
@@ -407,9 +403,7 @@ class RaggedDotConfig(Tiling):
     @property
     def alone(self) -> RaggedDotConfig:
         """The configuration with the blocks of products over rows."""
-        return dataclasses.replace(
-            self, consumers=CONSUMERS, cluster=None, dynamic=True
-        )
+        return dataclasses.replace(self, consumers=CONSUMERS, cluster=None)
 
     def __post_init__(self):
         if self.tile_n % self.epilogue_n:
@@ -418,13 +412,6 @@ class RaggedDotConfig(Tiling):
                 expected=f"epilogue_n a multiple of 16 that divides {self.tile_n}",
                 got=f"epilogue_n={self.epilogue_n}",
                 hint="32 fits most tiles",
-            )
-        if self.dynamic and (self.cluster or self.consumers != CONSUMERS):
-            raise errors.ArgumentError(
-                "RaggedDotConfig: blocks that take tiles when they are free are alone",
-                expected=f"cluster=None and {CONSUMERS} consumers, or dynamic=False",
-                got=f"cluster={self.cluster!r}, consumers={self.consumers}",
-                hint="pass dynamic=False",
             )
 
     @classmethod
@@ -449,9 +436,7 @@ class RaggedDotConfig(Tiling):
           blocked: for scales of blocks, whose sums take registers beside accumulators.
         """
         if blocked:
-            return cls(
-                tile_n=BLOCK, tile_k=BLOCK, consumers=3, cluster="n", dynamic=False
-            )
+            return cls(tile_n=BLOCK, tile_k=BLOCK, consumers=3, cluster="n")
         is_small = groups <= _FEW_GROUPS
         # Products over many rows do not stay in SMEM: single tiles balance better.
         strip = (1 if is_small else 8) if contracted else 16

@@ -38,7 +38,7 @@ from pallas_gpu.ops.tiles import CLUSTERS, operands_of, starts_inside, tiles
 
 # Registers per thread of producer and consumers, by the number of consumers:
 # (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
-_REGISTERS = {2: (40, 232), 3: (24, 160)}
+REGISTERS = {2: (40, 232), 3: (24, 160)}
 _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
@@ -157,7 +157,7 @@ def persistent(
       scratch: declarations; default: `scratch_of` the schedule.
     """
     p, c, tiles = schedule.problem, schedule.config, schedule.tiles
-    roles = plgpu.Roles(c.consumers, _REGISTERS[c.consumers])
+    roles = plgpu.Roles(c.consumers, REGISTERS[c.consumers])
 
     def body(mem: Memory) -> None:
         wg = lax.axis_index("wg")
@@ -210,7 +210,8 @@ def scratch_of(schedule: Schedule, buffers: Any = None) -> dict[str, Any]:
         "out_smem": tiles((c.consumers, p.epilogue.buffers, *part), p.out_dtype),
     }
     if scaled:
-        scratch["scale_smem"] = promoted.scratch(c)
+        number = schedule.scaled_rows(0).size
+        scratch["scale_smem"] = plgpu.SMEM((c.stages, number), jnp.float32)
     if p.epilogue.residual:
         scratch["residual_smem"] = tiles((c.consumers, 2, *part), p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * c.consumers)
@@ -294,8 +295,12 @@ class Schedule:
     def copy_scales(self, mem: Any, slot: Any, block: Any, row: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
         if self.problem.group is not None:
-            rows = plgpu.ds(row, self.config.block_m)
+            rows = self.scaled_rows(row)
             copy(mem.a_blocks.at[block, rows], mem.scale_smem.at[slot.index])
+
+    def scaled_rows(self, row: Any) -> Any:
+        """Returns the rows whose scales are copied for a tile that begins at one."""
+        return plgpu.ds(row, self.config.block_m)
 
     def produce(self, mem: Any, batch, row, column, first_step) -> None:
         p, c = self.problem, self.config
@@ -383,6 +388,10 @@ class Consumer:
             return products if finish is None else finish(products)
 
         return plgpu.run_scoped(scoped, *[acc] * p.factors)
+
+    def scale_of_a(self, slot, rows) -> Any:
+        """Returns the scales of rows of a block in a step."""
+        return self.mem.scale_smem[slot.index, rows]
 
     def scale_of_b(self, batch, column, first_step, step) -> Any:
         """Returns the scale of a step's block of B."""

@@ -28,8 +28,7 @@ def products(
     """Returns a consumer's rows of a product, summed in registers.
 
     Args:
-      consumer: a `Consumer`; where operands have scales of blocks, its memory has those
-        of the rows of a step as `scale_smem`.
+      consumer: a `Consumer`.
       first_step: steps before those of the tile.
       of_b: `of_b(step)` returns the scale of a step's block of B; None: no scales.
     """
@@ -53,7 +52,7 @@ def products(
             part = plgpu.run_scoped(multiply, plgpu.ACC(shape, p.accumulator))
             part = part.astype(jnp.float32)
             if b_scale is not None:
-                scale = mem.scale_smem[slot.index, rows] * b_scale
+                scale = consumer.scale_of_a(slot, rows) * b_scale
                 part = part * lax.broadcast_in_dim(scale, shape, (0,))
             # The sums need the registers that the next product accumulates in.
             result.append(lax.optimization_barrier(total + part))
@@ -68,8 +67,3 @@ def products(
 def block_of(column: Any) -> Any:
     # A shift: a division would allow for negative columns.
     return lax.shift_right_logical(column, np.int32(BLOCK.bit_length() - 1))
-
-
-def scratch(c: Any) -> Any:
-    """Declares the scales of the rows of each step in the ring."""
-    return plgpu.SMEM((c.stages, c.block_m), jnp.float32)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of groups times the group's matrix, for Hopper: persistent, warp-specialised.
 
-A block has three warpgroups. The last one copies tiles of both operands into a ring of
-SMEM buffers; the other two multiply, each its half of the block's rows. Each computes
-the table of groups and tiles for itself, and finds the group of a tile in it. Blocks
-claim tiles one by one, as the last tile of a group may be less work. Loads may
-reach into the rows of the next group; stores do not: of the last tile of a group TMA
-stores eight rows at a time, and up to seven are stored under a mask. A warpgroup whose
-half of a tile has no rows does not multiply, so that the tensor core works for the
-other.
+A block has three warpgroups, or four. The last one copies tiles of both operands into a
+ring of SMEM buffers; the others multiply, each its part of the block's rows. Each
+computes the table of groups and tiles for itself, and finds the group of a tile in it.
+Blocks, or clusters of two, claim tiles one by one, as some are less work. Loads may
+reach into the rows of the next tile; stores do not: of a tile's last rows TMA stores
+eight at a time, and up to seven are stored under a mask. A warpgroup whose part of a
+tile has no rows does not multiply, so that the tensor core works for the others.
 
 Tiles of one group and the same columns come one after the other, so that blocks read
 the matrix at the same time, and memory only once: with many groups that is the bound.
@@ -35,6 +34,8 @@ from pallas_gpu.ops.rules import cached
 _CLEARED = 8, 512
 # Rows of a tile in SMEM: the fewest that a copy from there begins with.
 _EIGHT = 8
+# Scales of rows: the fewest that a copy by TMA begins with.
+_FOUR = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Schedule(hopper.Schedule):
     """The order of the tiles: rows of each group times its matrix.
 
     Attributes:
-      end: that of the rows of a tile's group.
+      end: that of the rows of a tile.
     """
 
     end: Any = None
@@ -57,11 +58,7 @@ class Schedule(hopper.Schedule):
         p = self.problem
         groups = min(p.matrices, p.m)
         rows = groups + (p.m - groups) // self.config.block_m
-        if self.config.dynamic:
-            return rows * self.columns
-        # Whole waves.
-        clusters = self.tiles.clusters(self.config.blocks)
-        return plgpu.align_to(rows * self.columns, clusters)
+        return rows * self.columns
 
     def place(self, groups: Groups, position: Any) -> tuple[Any, Any, Any]:
         """Returns the group of a position, and its tile of rows and of columns.
@@ -86,19 +83,28 @@ class Schedule(hopper.Schedule):
         both = lax.mul(position, np.int32(self.config.cluster_size))
         return lax.add(both, lax.axis_index(self.tiles.cluster_axis))
 
-    def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(position, tiles before it)` for the positions of a block.
+    def rows_of(self, groups: Groups, group: Any, row: Any) -> tuple[Any, Any]:
+        """Returns the first row of a tile, and the end of its rows.
 
-        The clusters change places from wave to wave: else their number may be such that
-        the last tiles of the groups, which are less work, are always those of the same.
+        The tiles of a group have equally many rows but for those of a consumer: a tile
+        whose rows are of one consumer takes half as long as one of three, or more.
         """
-        axis = self.tiles.axis
-        clusters = self.tiles.clusters(self.config.blocks)
+        (start, end), (before, last) = groups.rows_of(group), groups.tiles_of(group)
+        unit, tiles = np.int32(self.config.tile_m), lax.sub(last, before)
+        rounded = lax.add(lax.sub(end, start), np.int32(self.config.tile_m - 1))
+        units = lax.div(rounded, unit)
+        fewest, more = lax.div(units, tiles), lax.rem(units, tiles)
 
-        @plgpu.loop(0, self.positions // clusters)
-        def _(wave):
-            place = lax.rem(lax.axis_index(axis) + wave, np.int32(clusters))
-            visit(wave * np.int32(clusters) + place, wave)
+        def first(row: Any) -> Any:
+            number = lax.add(lax.mul(fewest, row), lax.min(row, more))
+            return lax.add(start, lax.mul(number, unit))
+
+        return first(row), lax.min(first(lax.add(row, np.int32(1))), end)
+
+    def scaled_rows(self, row: Any) -> Any:
+        """TMA copies from multiples of 16 bytes, and to those of 128."""
+        first = lax.mul(lax.div(row, np.int32(_FOUR)), np.int32(_FOUR))
+        return plgpu.ds(first, self.config.block_m + 128 // 4)
 
     def rows(self, mem: Memory, row: Any) -> Any:
         return mem.rows.part(row, self.config.block_m)
@@ -128,47 +134,32 @@ def make_kernel(p: GroupedProblem) -> Any:
         scratch["zeros"] = plgpu.SMEM((c.consumers, _CLEARED[1] // 2), p.out_dtype)
     name, inputs = "ragged_dot", (*p.of_groups, "a", "b", *p.operands)
     out = jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype)
-    if not c.dynamic:
-        visits = functools.partial(_visits, schedule)
-        return hopper.persistent(
-            *(schedule, name, visits, out), inputs=inputs, scratch=scratch
-        )
     return launch(
-        *(p, name, functools.partial(_dynamic, schedule), inputs, out, scratch),
+        *(p, name, functools.partial(_visit_all, schedule), inputs, out, scratch),
         grid={"position": schedule.positions},
+        cluster={schedule.tiles.cluster_axis: 2} if c.cluster else None,
         warpgroups=c.consumers + 1,
     )
 
 
-def _dynamic(schedule, mem) -> None:
-    """Visits tiles as blocks claim them: all warpgroups have the same loop."""
-    wg, consumers = lax.axis_index("wg"), schedule.config.consumers
-    tiles = _Tiles.of(schedule, wg, mem)
+def _visit_all(schedule, mem) -> None:
+    """Visits tiles as clusters claim them."""
+    consumers = schedule.config.consumers
+    tiles = _Tiles.of(schedule, lax.axis_index("wg"), mem)
+    registers = hopper.REGISTERS[consumers]
+    roles = plgpu.Roles(consumers, registers, two_branches=True)
 
-    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
-    def _(info):
-        def visit(own, *tile):
-            plgpu.when(wg == consumers)(lambda: own.produce(tiles.mem, *tile))
-            plgpu.when(wg < consumers)(lambda: tiles.consume(own, *tile))
+    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg", roles=roles)
+    def _(info, is_producer):
+        def produce(own, *tile):
+            own.produce(tiles.mem, *tile)
 
+        visit = produce if is_producer else tiles.consume
         tiles.at(visit, info.index[0], info.local_index)
-        plgpu.when(wg < consumers)(lambda: tiles.clear(info.index[0]))
+        if not is_producer:
+            tiles.clear(info.index[0])
 
     plgpu.wait_smem_to_gmem(0)
-
-
-def _visits(schedule, wg, mem) -> tuple[Any, Any]:
-    """Returns what makes the visits of the producer, and of a consumer."""
-    tiles = _Tiles.of(schedule, wg, mem)
-
-    def produce(own, *tile):
-        own.produce(tiles.mem, *tile)
-
-    def consume(position, number):
-        tiles.at(tiles.consume, position, number)
-        tiles.clear(position)
-
-    return lambda: functools.partial(tiles.at, produce), lambda: consume
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,17 +195,17 @@ class _Tiles:
         def _():
             group, row, column = schedule.place(groups, position)
             column = schedule.of_cta(column)
-            start, end = groups.rows_of(group)
+            first, end = schedule.rows_of(groups, group, row)
             visit(
                 dataclasses.replace(schedule, end=end),
                 lax.sub(group, groups.first),
-                lax.add(start, lax.mul(row, np.int32(c.block_m))),
+                first,
                 lax.mul(column, np.int32(c.tile_n)),
                 lax.mul(number, np.int32(schedule.steps)),
             )
 
     def consume(self, own, *tile) -> None:
-        _Consumer(own, self.mem, self.wg).visit(*tile)
+        _Consumer(own, self.mem, self.wg, tile[1]).visit(*tile)
 
     def clear(self, position) -> None:
         _clear(self.schedule, self.groups, position, self.wg, self.mem)
@@ -222,10 +213,17 @@ class _Tiles:
 
 @dataclasses.dataclass(frozen=True)
 class _Consumer(hopper.Consumer):
+    """Computes and stores its rows of a tile.
+
+    Attributes:
+      first_row: that of the tile.
+    """
+
     schedule: Schedule
+    first_row: Any
 
     def visit(self, matrix, row, column, first_step) -> None:
-        """Computes and stores its rows of a tile, if the group has some."""
+        """Computes and stores its rows of a tile, if the tile has some."""
         row = lax.add(row, lax.mul(self.wg, np.int32(self.schedule.config.tile_m)))
 
         @plgpu.when(row < self.schedule.end)
@@ -258,6 +256,10 @@ class _Consumer(hopper.Consumer):
             parts.append(part)
         return parts
 
+    def scale_of_a(self, slot, rows) -> Any:
+        before = lax.rem(self.first_row, np.int32(_FOUR))
+        return super().scale_of_a(slot, plgpu.ds(rows.start + before, rows.size))
+
     def scale_of_b(self, matrix, column, first_step, step) -> Any:
         del first_step
         scales = self.mem.b_blocks
@@ -279,7 +281,7 @@ class _Consumer(hopper.Consumer):
         return left[:, None] * right[None, :]
 
     def store(self, parts, matrix, row, column) -> None:
-        """Stores the rows that are the group's: by TMA, as many as it can."""
+        """Stores the rows that are the tile's: by TMA, as many as it can."""
         del matrix
         p, c, out = self.schedule.problem, self.schedule.config, self.mem.out
         number_of_rows = lax.min(lax.sub(self.schedule.end, row), np.int32(c.tile_m))

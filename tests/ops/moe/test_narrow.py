@@ -64,16 +64,14 @@ def test_products_of_narrow_floats(dtype, n, k, of_lhs, of_rhs):
 
 
 BLOCKS = dataclasses.replace(SMALL, tile_n=128, tile_k=128)
-STATIC = dataclasses.replace(BLOCKS, dynamic=False)
 
 
 @pytest.mark.parametrize(
     ("config", "n", "k", "of_lhs", "of_rhs"),
     [
         (BLOCKS, 200, 272, (M, 3), (len(SIZES), 2, 3)),
-        (STATIC, 256, 128, (M, 1), (len(SIZES),)),
         (
-            dataclasses.replace(STATIC, consumers=3, cluster="n", blocks=4),
+            dataclasses.replace(BLOCKS, consumers=3, cluster="n"),
             *(264, 256, (M,), (len(SIZES), 3, 2)),
         ),
         (None, 128, 256, (M, 2), (len(SIZES), 1, 2)),
@@ -81,9 +79,27 @@ STATIC = dataclasses.replace(BLOCKS, dynamic=False)
 )
 @pytest.mark.parametrize("gathered", [False, True])
 def test_scales_of_blocks(config, n, k, of_lhs, of_rhs, gathered):
-    tokens = 40 if gathered else M
-    rows = np.random.default_rng(0).integers(0, tokens, M).astype(np.int32)
-    a, b = normal(tokens, k, dtype=E4M3), normal(len(SIZES), n, k, dtype=E4M3)
+    check_blocks(config, n, k, of_lhs, of_rhs, gathered=gathered)
+
+
+@pytest.mark.parametrize(
+    ("changes", "executed"),
+    [({"consumers": 3}, [Warpgroup]), ({"tile_m": 128, "cluster": "n"}, [])],
+)
+def test_scales_of_blocks_in_tiles_of_some_heights(changes, executed):
+    # Five times 64 rows, and three times, which are not whole; the scales of the rows
+    # do not begin at multiples of 16 bytes.
+    sizes, c = (3, 310, 0, 150), dataclasses.replace(BLOCKS, **changes)
+    check_blocks(c, 128, 128, (470, 1), (4, 1, 1), sizes, executed)
+
+
+def check_blocks(
+    config, n, k, of_lhs, of_rhs, sizes=SIZES, executed=(), *, gathered=False
+):
+    m = of_lhs[0]
+    tokens = 40 if gathered else m
+    rows = np.random.default_rng(0).integers(0, tokens, m).astype(np.int32)
+    a, b = normal(tokens, k, dtype=E4M3), normal(len(sizes), n, k, dtype=E4M3)
     left, right = factors((tokens, *of_lhs[1:])), factors(of_rhs)
 
     def make(interpret):
@@ -109,11 +125,10 @@ def test_scales_of_blocks(config, n, k, of_lhs, of_rhs, gathered):
     x = whole(np.asarray(a, np.float64), left, 1)
     w = whole(np.asarray(b, np.float64), right, 1)
     x = x[rows] if gathered else x
-    expected = ragged.product(x, np.swapaxes(w, 1, 2), SIZES)
+    expected = ragged.product(x, np.swapaxes(w, 1, 2), sizes)
     # Sums of 128 products have 13 bits, and factors up to 4.
-    args = [a, b, jnp.array(SIZES)]
-    semantics = [Warpgroup] if config is STATIC and not gathered else []
-    emulated.check(make, args, expected, atol=0.2, executed=semantics)
+    args = [a, b, jnp.array(sizes)]
+    emulated.check(make, args, expected, atol=0.2, executed=executed)
 
 
 @refused

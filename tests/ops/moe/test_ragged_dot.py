@@ -89,6 +89,7 @@ def test_types_of_operands_and_result(dtype, out):
         *({"strip": 1}, {"strip": 3}, {"stages": 4}, {"tile_m": 128}),
         *({"tile_n": 96, "epilogue_n": 32}, {"epilogue_n": 64}),
         {"tile_k": 64, "epilogue_n": 16},
+        *({"cluster": "n"}, {"consumers": 3}),
     ],
 )
 def test_any_configuration(changes):
@@ -257,7 +258,7 @@ def test_the_default_configurations():
     few, many = (RaggedDotConfig.default(x, contracted=True) for x in (16, 128))
     assert few.strip < many.strip
     blocked = RaggedDotConfig.default(16, blocked=True)
-    assert (blocked.tile_n, blocked.consumers, blocked.dynamic) == (128, 3, False)
+    assert (blocked.tile_n, blocked.consumers, blocked.cluster) == (128, 3, "n")
 
 
 @pytest.mark.parametrize("precision", [None, "highest", jax.lax.Precision.HIGH])

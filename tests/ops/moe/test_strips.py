@@ -67,6 +67,27 @@ def test_each_tile_is_visited_once_and_those_of_one_matrix_together(strip):
     assert len(runs) == len(set(runs))
 
 
+def test_tiles_of_a_group_differ_by_a_unit_at_most():
+    sizes = 1, 64, 1024, 0, 129, 300, 4000
+    config = RaggedDotConfig(tile_m=64, consumers=3)
+    dtypes = jnp.dtype(jnp.float16), jnp.dtype(jnp.float16)
+    rows, number = sum(sizes), len(sizes)
+    p = GroupedProblem(rows, 256, 32, *dtypes, groups=number, matrices=number)
+    schedule = hopper.Schedule(p, config)
+    tiles = [-(-size // config.block_m) for size in sizes]
+    ends = (jnp.cumsum(jnp.array(x, jnp.int32)) for x in (sizes, tiles))
+    groups = Groups(number, rows, 0, number, *ends)
+    start = 0
+    for group, (size, count) in enumerate(zip(sizes, tiles, strict=True)):
+        places = [schedule.rows_of(groups, group, jnp.int32(i)) for i in range(count)]
+        edges = [start, *(int(end) for _, end in places)]
+        assert [int(first) for first, _ in places] == edges[:-1]
+        start += size
+        assert edges[-1] == start
+        units = [-(-(b - a) // 64) for a, b in itertools.pairwise(edges)]
+        assert max(units, default=0) - min(units, default=0) <= 1
+
+
 def assert_close(got, expected):
     np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
 
