@@ -98,6 +98,17 @@ def test_the_kernels_everywhere(deterministic):
     emulated.check(make, args, wanted, atol=8e-3, executed=[Warpgroup])
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_derivatives_of_scores_are_rounded_once(head_dim, deterministic):
+    # dS and each result to 8 bits: 0.0024. Another rounding would make it 0.0029.
+    args = operands(Shape(256, 256, head_dim=head_dim), "bfloat16")
+    got = derivatives(QUICK, *args, causal=True, deterministic=deterministic)
+    for one, wanted in zip(got, expected(args, causal=True), strict=True):
+        error = np.linalg.norm(np.asarray(one, np.float32) - wanted)
+        assert error < 2.65e-3 * np.linalg.norm(wanted)
+
+
 IDS = np.sort(np.random.default_rng(1).integers(0, 3, (2, 200)), axis=1).astype("i4")
 SEGMENTS = {"q_segment_ids": IDS, "kv_segment_ids": IDS}
 LENGTHS = {

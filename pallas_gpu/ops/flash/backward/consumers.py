@@ -210,8 +210,8 @@ class Consumer(Scored):
     def factors(self, scores, position, head, tile, masked) -> tuple[Any, Any]:
         """Returns the probabilities of a transposed tile of scores, and factors of dS.
 
-        Both have the type of the operands. The factors are the probabilities times the
-        derivative of a soft cap.
+        The factors are the probabilities times the derivative of a soft cap. Both are
+        float32: products of rounded ones would be rounded twice.
         """
         p, mem = self.p, self.mem
         _, lse = mem.q_ring.slot(position).buffers
@@ -225,10 +225,7 @@ class Consumer(Scored):
         )
         if p.has_matrix:
             mem.bias_ring.release(position)
-        narrow = wide.astype(p.dtype)
-        if capped is None:
-            return narrow, narrow
-        return narrow, (wide * (1 - capped * capped)).astype(p.dtype)
+        return wide, wide if capped is None else wide * (1 - capped * capped)
 
     def bias(self, position, head) -> Any:
         p, mem = self.p, self.mem
@@ -249,7 +246,7 @@ class Consumer(Scored):
     def derivatives(self, factors, dp, position) -> Any:
         _, delta = self.mem.do_ring.slot(position).buffers
         dp = dp - self.of_columns(delta)
-        return (factors.astype(jnp.float32) * dp).astype(self.p.dtype)
+        return (factors * dp).astype(self.p.dtype)
 
     def store(self, result, smem, gmem) -> None:
         p, place, first, left = self.p, self.place, self.row, None
@@ -340,15 +337,15 @@ class Narrow(Consumer):
         p, mem, (dk, dv, scores, dp) = self.p, self.mem, accumulators
         following, goes_on = plus(position, 1), p.persistent or not last
         shown = plgpu.wgmma_accumulator_load(scores, wait_n=None)
-        found = self.factors(shown, position, head, tile, masked)
+        wide, factors = self.factors(shown, position, head, tile, masked)
+        found = wide, factors, wide[:, :ROWS].astype(p.dtype)
         # The exponentials are to be computed while dP is under way.
-        probabilities, factors = lax.optimization_barrier(found)
+        wide, factors, narrow = lax.optimization_barrier(found)
         values = dp[...]
         if last and goes_on:
             # A tile has two steps: none reads K of the tile before any more.
             plgpu.barrier_arrive(mem.kv_empty)
-        plgpu.wgmma(dv, probabilities, mem.do_ring.slot(position).buffers[0])
-        ds = self.derivatives(factors, values, position)
+        ds = self.start_dv(dv, wide, factors, narrow, values, position)
         plgpu.wgmma(dk, ds, mem.q_ring.slot(position).buffers[0])
 
         def go_on():
@@ -368,6 +365,25 @@ class Narrow(Consumer):
                 plgpu.barrier_wait(mem.v_full)
             self.restart(self.start_dp, dp, following)
             plgpu.wgmma_accumulator_load(scores, wait_n=1)
+
+    def start_dv(self, dv, wide, factors, narrow, dp, position) -> Any:
+        """Starts dV, and returns dS, in parts of 64 rows of Q.
+
+        Registers do not hold all probabilities both rounded and not, beside dP.
+
+        Args:
+          wide, narrow: the probabilities, and the first part of them, rounded.
+        """
+        p, parts = self.p, []
+        do, delta = self.mem.do_ring.slot(position).buffers
+        for first in range(0, p.config.block_q, ROWS):
+            part = slice(first, first + ROWS)
+            if first > 0:
+                narrow = wide[:, part].astype(p.dtype)
+            plgpu.wgmma(dv, narrow, do.at[plgpu.ds(first, ROWS)])
+            less = dp[:, part] - self.of_columns(delta)[:, part]
+            parts.append((factors[:, part] * less).astype(p.dtype))
+        return lax.concatenate(parts, 1)
 
     def release(self, position) -> None:
         self.mem.q_ring.release(position)

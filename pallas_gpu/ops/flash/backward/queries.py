@@ -14,7 +14,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -174,7 +173,7 @@ class _Consumer(Rows):
                 self.start_dp(dp, position)
                 shown = plgpu.wgmma_accumulator_load(scores, wait_n=1)
                 factors = self.factors(shown, position, block, masked, lse)
-            ds = factors.astype(jnp.float32) * (dp[...] - delta)
+            ds = factors * (dp[...] - delta)
             return ds.astype(p.dtype)
 
         tile = plgpu.ACC((ROWS, BLOCK_KV))
@@ -198,5 +197,4 @@ class _Consumer(Rows):
             mem.bias_ring.release(position)
         if capped is not None:
             probabilities = probabilities * (1 - capped * capped)
-        # Rounded, as the other kernel's are.
-        return probabilities.astype(p.dtype)
+        return probabilities

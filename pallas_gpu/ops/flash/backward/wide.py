@@ -21,11 +21,30 @@ from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.consumers import Consumer
 from pallas_gpu.ops.folded import plus
 
+# Rows of K up to which factors in float16 are as exact as in bfloat16, or more so.
+_MOST_ROWS = 2**16
+
 
 class _Wide(Consumer):
     def shared(self, position) -> Any:
         """The buffer of a step's probabilities, and of its dS."""
         return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
+
+    @property
+    def shared_type(self) -> Any:
+        """The type of shared factors, which are at most 1.
+
+        float16 has more digits than bfloat16. It loses some of small numbers, which do
+        not count where the largest are not small, too: their sum is 1.
+        """
+        return jnp.float16 if self.p.kv_len < _MOST_ROWS else self.p.dtype
+
+    def as_shared(self, factors: Any) -> Any:
+        return lax.bitcast_convert_type(factors.astype(self.shared_type), self.p.dtype)
+
+    def from_shared(self, bits: Any) -> Any:
+        values = lax.bitcast_convert_type(bits, self.shared_type)
+        return values.astype(jnp.float32)
 
     def visit_dq(self, position, pieces, ring, head, tile, restart, last) -> None:
         """Adds its part of dQ in two pieces, and calls `restart` meanwhile.
@@ -71,9 +90,10 @@ class WithV(_Wide):
     def step(self, dv, scores, position, head, tile, masked, last=False) -> None:
         p, mem = self.p, self.mem
         found = self.factors(scores[...], position, head, tile, masked)
-        probabilities, factors = found
+        wide, factors = found
+        probabilities = wide.astype(p.dtype)
         buffer = self.shared(position)
-        buffer[...] = factors
+        buffer[...] = self.as_shared(factors)
         plgpu.barrier_arrive(mem.p_full)
         mem.q_ring.release(position)
         do, _ = mem.do_ring.take(position).buffers
@@ -123,7 +143,7 @@ class WithK(_Wide):
         buffer = self.shared(position)
         values = dp[...]
         plgpu.barrier_wait(mem.p_full)
-        factors = plgpu.load(buffer, layout=plgpu.Layout.WGMMA)
+        factors = self.from_shared(plgpu.load(buffer, layout=plgpu.Layout.WGMMA))
         ds = self.derivatives(factors, values, position)
         buffer[...] = ds
         plgpu.commit_smem()
