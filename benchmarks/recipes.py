@@ -28,6 +28,7 @@ SIZE, RANKS = 4096, (16, 64)
 EPILOGUE = 1536, 4096, 8192
 # Rows whose results are checked, and pairs of operands that alternate.
 CHECKED, INPUTS = 256, 3
+TILES = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 XLA, PART = "XLA, cuBLAS", "x @ w alone"
 
 
@@ -41,22 +42,30 @@ def lora(
 ) -> Callable[..., Any]:
     """`x @ w + low @ b`, where `low` is `x @ a`: a persistent product in 15 lines.
 
+    The body copies the tile's columns of `b`, at a step of each tile at which no
+    warpgroup multiplies by those of the tile before any more.
+
     Args:
       m, n, k, rank: sizes of the product, and columns of `low`.
       tile: rows and columns of a block.
       steps: copies of blocks under way.
     """
-    (tile_m, tile_n), rows = tile, tile[0] // 2
+    (tile_m, tile_n), rows, last = tile, tile[0] // 2, k // 64 - 1
 
-    def body(x: Any, w: Any, low: Any, b: Any, o: Any, acc: Any, parts: Any) -> None:
-        wg = lax.axis_index("wg")
+    def body(x: Any, w: Any, low: Any, b: Any, o: Any, acc: Any, *scratch: Any) -> None:
+        (parts, columns, full), wg = scratch, lax.axis_index("wg")
         mine = plgpu.ds(wg * rows, rows)
         plgpu.wgmma(acc, x.at[mine], w)
         plgpu.wgmma_wait(1)
 
-        @plgpu.when(plgpu.program_id(2) == k // 64 - 1)
+        @plgpu.when((plgpu.program_id(2) == min(2 * steps, last)) & (wg == 0))
         def _() -> None:
-            plgpu.wgmma(acc, low[mine], b)
+            plgpu.copy_gmem_to_smem(b, columns, full)
+
+        @plgpu.when(plgpu.program_id(2) == last)
+        def _() -> None:
+            plgpu.barrier_wait(full)
+            plgpu.wgmma(acc, low[mine], columns)
             store = plgpu.TileStore(parts.at[wg], rows * tile_n // 64**2)
             store.store_all(acc[...], o.at[mine])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -69,10 +78,15 @@ def lora(
             spec((tile_m, 64), lambda i, j, ki: (i, ki), delay_release=1),
             spec((64, tile_n), lambda i, j, ki: (ki, j), delay_release=1),
             in_gmem((tile_m, rank), lambda i, j, ki: (i, 0)),
-            spec((rank, tile_n), lambda i, j, ki: (0, j)),
+            in_gmem((rank, tile_n), lambda i, j, ki: (0, j)),
         ],
         out_specs=in_gmem(tile, lambda i, j, ki: (i, j)),
-        scratch_shapes=[plgpu.ACC((rows, tile_n)), parts_of(2, 1)],
+        scratch_shapes=[
+            plgpu.ACC((rows, tile_n)),
+            parts_of(2, 1),
+            plgpu.SMEM((rank, tile_n), BF16, transforms=TILES),
+            plgpu.Barrier(),
+        ],
         num_threads=2,
         thread_name="wg",
         compiler_params=persistent(steps),
@@ -92,8 +106,7 @@ def spec(shape: tuple[int, int], index_map: Any, **options: Any) -> Any:
 
 def parts_of(warpgroups: int, buffers: int) -> Any:
     """Buffers of each warpgroup for parts of its result."""
-    tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-    return plgpu.SMEM((warpgroups, buffers, 64, 64), BF16, transforms=tiles)
+    return plgpu.SMEM((warpgroups, buffers, 64, 64), BF16, transforms=TILES)
 
 
 def persistent(steps: int) -> Any:
