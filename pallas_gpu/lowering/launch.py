@@ -249,18 +249,17 @@ def _prologue(kernel: KernelState) -> None:
     _emit_device_axes(kernel)
     for axis in kernel.params.enclosing:
         kernel.axes[axis.name] = _position_around(kernel, axis.operand)
+    counts: list[int] = []
     for slot, (barrier, copies) in kernel.plan.declared.items():
         # The bits are the parities of the next waits. The parity of the phase before
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
         for key in barrier.parity_keys(slot):
             kernel.state[key] = elementwise.scalar(parities, I32)
-        for i in range(barrier.size * copies):
-            offset = types.BARRIER_BYTES * (slot + i)
-            pointer = kernel.builder.smem_pointer(
-                kernel.plan.barrier_offset_bytes + offset
-            )
-            mbarrier.init(pointer, barrier.phase_arrivals(kernel.params.mesh))
+        arrivals = barrier.phase_arrivals(kernel.params.mesh)
+        counts += [arrivals] * (barrier.size * copies)
+    if counts:
+        mbarrier.init_each(kernel.plan.barrier_offset_bytes, counts)
     if kernel.plan.tmem_columns:
         # Its barrier makes the initialised mbarriers visible, too.
         kernel.tmem = tmem.allocate(

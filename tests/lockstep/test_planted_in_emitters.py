@@ -206,9 +206,10 @@ MISTAKES = {
     "no wait": Mistake(doubled, mbarrier, "wait"),
     "the other parity": Mistake(doubled, mbarrier, "wait", flipped),
     "a count of two": Mistake(
-        ring, mbarrier, "init", lambda real: lambda pointer, count: real(pointer, 2)
+        *(ring, mbarrier, "init_each"),
+        lambda real: lambda offset, counts: real(offset, [2] * len(counts)),
     ),
-    "no initialization": Mistake(doubled, mbarrier, "init"),
+    "no initialization": Mistake(doubled, mbarrier, "init_each"),
     "no meeting after it": Mistake(ring, module.KernelBuilder, "sync_after_init"),
     "fewer bytes": Mistake(doubled, mbarrier, "emit_arrive_expect_tx", fewer),
     "no fence for a store": Mistake(doubled, tma, "fence_proxy_async"),
