@@ -107,7 +107,7 @@ def _warn_of_spills(build: Build, compiled: offline_compiler.CompiledModule) -> 
         if not (spills and spills[0].in_loop):
             # What is stored before a loop, and loaded after it, takes no time.
             return
-        worst, site = _in_loop(build)
+        worst, site = _in_loop(build, spills[0])
         said = worst.said(site and loop_around(site))
     slow.warn(
         f"kernel {build.name} spills registers: {said}",
@@ -117,13 +117,23 @@ def _warn_of_spills(build: Build, compiled: offline_compiler.CompiledModule) -> 
     )
 
 
-def _in_loop(build: Build) -> tuple[machine_code.Spilled, Site | None]:
-    """Returns the loop that spills most, and the operation in it that does."""
+def _in_loop(
+    build: Build, worst: machine_code.Spilled
+) -> tuple[machine_code.Spilled, Site | None]:
+    """Returns the loop that spills most, and the operation in it that does.
+
+    Args:
+      worst: the loop, if the code with numbers of operations does not spill: ptxas may
+        allocate its registers otherwise.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.PerformanceWarning)
         numbered, found = lowered_with_notes(build)
     code = compiled_module(numbered).sass_with_control
-    worst = machine_code.spilled(code or "")[0]
+    numbered_spills = machine_code.spilled(code or "")
+    if not numbered_spills:
+        return worst, None
+    worst = numbered_spills[0]
     return worst, spills_at(worst, found, walk(build.params.jaxpr))
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+from pallas_gpu.runtime import stages
 from pallas_gpu.runtime.machine_code import spilled
 
 # A loop in a loop; code that ptxas has moved behind the end returns with a branch.
@@ -38,3 +41,11 @@ def test_spills_belong_to_the_innermost_loop():
 
 def test_code_without_spills_has_none():
     assert spilled("") == spilled(CODE.replace("[R1", "[R3")) == []
+
+
+def test_code_with_numbers_of_operations_may_not_spill(monkeypatch):
+    worst, *_ = spilled(CODE)
+    compiled = SimpleNamespace(sass_with_control=CODE.replace("[R1", "[R3"))
+    monkeypatch.setattr(stages, "lowered_with_notes", lambda build: (build, None))
+    monkeypatch.setattr(stages, "compiled_module", lambda build: compiled)
+    assert stages._in_loop(None, worst) == (worst, None)

@@ -207,7 +207,8 @@ LINE = {"grid": {"g": 2}, "shape": (32,), "args": [np.arange(32, dtype=np.float3
 @refused_by(REPORTED, **LINE)
 def test_a_load_to_where_tma_cannot_address_smem(x, o, tile, full):
     eighth = plgpu.ds(lax.axis_index("g") * 8, 8)
-    waited_copy(x.at[eighth], tile.at[eighth], full)
+    engine = plgpu.AsyncCopyImplementation.TMA
+    waited_copy(x.at[eighth], tile.at[eighth], full, implementation=engine)
 
 
 @refused_by(REPORTED, **LINE)
@@ -215,7 +216,10 @@ def test_a_store_from_where_tma_cannot_address_smem(x, o, tile, full):
     eighth = plgpu.ds(lax.axis_index("g") * 8, 8)
     tile[...] = x[...]
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile.at[eighth], o.at[eighth])  # HERE
+    o[eighth] = jnp.zeros(8)
+    plgpu.commit_gmem()
+    # Threads would copy it; a reduction of this type is one of TMA.
+    plgpu.copy_smem_to_gmem(tile.at[eighth], o.at[eighth], reduction_op="add")  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 

@@ -195,7 +195,7 @@ ROWS = (
         ("primitives: barrier indexer", "scratch: more than 32 barriers"),
         ("barrier_arrive", "barrier_wait"),
         f"{MBARRIER}/arrays::what_names_one_barrier",
-        f"{MBARRIER}/arrays::each_barrier_is_initialized_once",
+        f"{MBARRIER}/arrays::warps_initialize_barriers_in_turns",
         "mbarrier.init.shared.b64",
         {
             "wait": "specialised: no wait for full",
