@@ -52,6 +52,10 @@ _SETUP = (
     "nothing is set up that the kernel does not use, and the warp's number and the "
     "elected thread are asked for once; upstream asks again for each use"
 )
+_TURNS = (
+    "warps initialize its mbarriers in turns, each by an instruction for several; one "
+    "thread of upstream's initializes all"
+)
 _ELECTED = (
     "the elected thread branches around its copies; upstream predicates them, and "
     "ptxas moves their descriptors through vector registers and back"
@@ -119,6 +123,7 @@ FEWER: dict[str, Table] = {
         ("convert and store", "total"): _SETUP,
         ("multicast", "total"): _SETUP,
         **{(kernel, "total"): _SETUP for kernel in _ONE_TILE},
+        ("persistent matmul in clusters", "total"): _TURNS,
         ("inferred wgmma", "sass"): _ELECTED,
         ("inferred softmax", "sass"): _DIVISION,
     },

@@ -381,7 +381,9 @@ class Narrow(Consumer):
             if first > 0:
                 narrow = wide[:, part].astype(p.dtype)
             plgpu.wgmma(dv, narrow, do.at[plgpu.ds(first, ROWS)])
-            less = dp[:, part] - self.of_columns(delta)[:, part]
+            # Under Lane a part of what is repeated keeps a layout that is named.
+            less = plgpu.layout_cast(self.of_columns(delta), LAYOUT)[:, part]
+            less = dp[:, part] - less
             parts.append((factors[:, part] * less).astype(p.dtype))
         return lax.concatenate(parts, 1)
 
