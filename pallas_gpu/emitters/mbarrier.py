@@ -28,7 +28,7 @@ MemoryScope = Literal["cta", "cluster"]
 _FULL_MASK = -1
 _BYTES = 8
 _WARPS = module.WARPGROUP_THREADS // module.WARP_THREADS
-# As many mbarriers as one thread initializes without delay to the block.
+# So many one thread initializes: in turns, a kernel with five spilled registers.
 _FEW = 6
 
 
@@ -118,7 +118,7 @@ def init_each(offset_bytes: int, counts: Sequence[int]) -> None:
     """Initializes adjacent mbarriers; of many, the warps of the block take turns.
 
     PTX: `mbarrier.init.shared.b64`. Since: sm_80. All threads of the block issue it.
-    One thread takes 30 ns for each of them.
+    One thread takes about 30 ns for each of them (docs/performance.md).
 
     Args:
       offset_bytes: of the first one from the start of the dynamic SMEM.

@@ -5,9 +5,9 @@ A kernel body refers to a descriptor by a tagged operation on the buffer that it
 describes. Before the module is serialized, `lower_tensor_maps` assigns equal
 descriptors one slot in a host array, emits host code that initializes each slot through
 the launcher's runtime function, and passes the array to the kernel by value (a `.param`
-that TMA can read). The runtime function takes no fill mode: for a fill with NaN the
-CUDA driver encodes the slot again, through the driver's functions that the launcher's
-library exports.
+that TMA can read); those of other devices' buffers the kernel makes from them. The
+runtime function takes no fill mode: for a fill with NaN the CUDA driver encodes the
+slot again, through the driver's functions that the launcher's library exports.
 """
 
 from __future__ import annotations
@@ -239,11 +239,11 @@ def lower_tensor_maps(
       launch: the `gpu.launch`; the host code is inserted before it.
       body: the launch's block; the array's address is inserted at its start.
       buffers: the kernel's buffers, as host values: the operands of the tagged
-        operations.
+        operations; behind them, in a kernel of several devices, those of `peers.py`.
       name: of the kernel, for messages.
 
     Returns:
-      The number of distinct descriptors.
+      The number of descriptors that the host encodes.
     """
     tagged = find_tensor_maps(buffers)
     if not tagged:

@@ -43,6 +43,14 @@ def over(mesh, body, dtype=F32, **options):
     )
 
 
+def divided(local, devices):
+    """Returns a function of an array that the devices divide by rows."""
+    rows = jax.P("x")
+    return jax.shard_map(
+        local, mesh=abstract((devices,)), in_specs=rows, out_specs=rows, check_vma=False
+    )
+
+
 def params_of(function):
     (outer,) = jax.make_jaxpr(function)(X).eqns
     eqns = outer.params["jaxpr"].eqns
@@ -116,13 +124,7 @@ def test_more_devices_than_lanes():
         scratch_types=[row, plgpu.Barrier(), programs.REGULAR],
         interpret="emitted",
     )
-    function = jax.shard_map(
-        kernel,
-        mesh=abstract((33,)),
-        in_specs=jax.P("x"),
-        out_specs=jax.P("x"),
-        check_vma=False,
-    )
+    function = divided(kernel, 33)
     x = np.arange(33 * 4, dtype=np.float32).reshape(33, 4)
     expected = np.roll(x, 1, axis=0)
     np.testing.assert_array_equal(plgpu.emulate_mesh(function)(x), expected)
@@ -299,13 +301,7 @@ def test_programs_compute(name, devices):
 @pytest.mark.parametrize("name", ["put", "push_tiles"])
 def test_instances_of_vmap_reach_their_own(name):
     local = programs.kernel(programs.PROGRAMS[name], 3, SEMANTICS[0])
-    function = jax.shard_map(
-        lambda xs: jax.vmap(local)(xs[0])[None],
-        mesh=abstract((3,)),
-        in_specs=jax.P("x"),
-        out_specs=jax.P("x"),
-        check_vma=False,
-    )
+    function = divided(lambda xs: jax.vmap(local)(xs[0])[None], 3)
     xs = programs.operands(3)
     both = np.stack([xs, 2 * xs], axis=1)
     one = programs.PROGRAMS[name].expected
@@ -328,13 +324,7 @@ def test_contents_of_a_reference_are_those_of_the_peer():
         kernel(ref)
         return jax.freeze(ref)[None]
 
-    function = jax.shard_map(
-        local,
-        mesh=abstract((3,)),
-        in_specs=jax.P("x"),
-        out_specs=jax.P("x"),
-        check_vma=False,
-    )
+    function = divided(local, 3)
     xs = programs.operands(3)
     found = plgpu.emulate_mesh(function)(xs)
     np.testing.assert_array_equal(found, np.roll(xs, -1, axis=0))
